@@ -1,0 +1,100 @@
+"""Conversation events, schema version 1: what serving publishes and the pipeline consumes.
+
+Event ids are derived from conversation id and sequence number (UUID version 5, RFC 9562), so a repeated
+publication of the same event is recognised wherever it arrives.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field
+
+from negotiation.moves import Move
+from negotiation.roles import Role
+from negotiation.scenario import CloseReason, Context
+
+SCHEMA_VERSION = 1
+CONVERSATIONS_TOPIC = "sparring.conversations.v1"
+DEAD_LETTER_TOPIC = "sparring.dead-letter.v1"
+ADAPTERS_TOPIC = "sparring.adapters.v1"
+_NAMESPACE = uuid.UUID("6f2f6c1e-6f0b-5d0e-9c43-2f3f6a3a9a01")
+
+
+class Opened(BaseModel):
+    """A conversation began. ``context`` has the agent's view only, unless the source knows both (a replay)."""
+
+    model_config = ConfigDict(frozen=True)
+    type: Literal["opened"] = "opened"
+    context: Context
+    adapter: str
+    source: Literal["live", "simulated", "replay"] = "live"
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class Message(BaseModel):
+    """One message. ``shown`` is what the other side saw; ``prompt_tokens``/``completion_tokens`` are counts."""
+
+    model_config = ConfigDict(frozen=True)
+    type: Literal["message"] = "message"
+    role: Role
+    text: str
+    shown: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Offer(BaseModel):
+    """A structured move was made. ``binding`` is False where it was illegal or beyond authority."""
+
+    model_config = ConfigDict(frozen=True)
+    type: Literal["offer"] = "offer"
+    role: Role
+    move: Move
+    binding: bool
+    rejected: str | None = None
+
+
+class Closed(BaseModel):
+    """No further message will come."""
+
+    model_config = ConfigDict(frozen=True)
+    type: Literal["closed"] = "closed"
+    reason: CloseReason
+    agreement: Move | None = None
+
+
+class OutcomeReported(BaseModel):
+    """What came of it, as far as the reporter knows. ``rewards`` and ``points`` of the unknown side are absent."""
+
+    model_config = ConfigDict(frozen=True)
+    type: Literal["outcome"] = "outcome"
+    agreed: bool
+    success: bool | None = None
+    rewards: dict[Role, float] = Field(default_factory=dict)
+    points: dict[Role, float] = Field(default_factory=dict)
+    pareto_optimal: bool | None = None
+    counterpart_view: dict[str, object] | None = None
+    note: str = ""
+
+
+Payload = Annotated[Opened | Message | Offer | Closed | OutcomeReported, Field(discriminator="type")]
+
+
+class ConversationEvent(BaseModel):
+    """The envelope. ``sequence`` counts from 0 within a conversation without gaps."""
+
+    model_config = ConfigDict(frozen=True)
+    schema_version: Literal[1] = SCHEMA_VERSION
+    tenant: str
+    conversation_id: str
+    sequence: int = Field(ge=0)
+    occurred_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    payload: Payload
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def event_id(self) -> str:
+        return str(uuid.uuid5(_NAMESPACE, f"{self.conversation_id}:{self.sequence}"))
