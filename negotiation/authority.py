@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-SAFE_REPLY = "I can not agree to that . What else can I do for you ?"
+SAFE_REPLY = "I can not agree to that. What else can I do for you?"
 
 
 class AuthorityLimits(BaseModel):

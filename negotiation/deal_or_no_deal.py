@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import ClassVar
 
@@ -86,9 +87,10 @@ def check_values(counts: Split, own: Split, other: Split | None = None) -> None:
             raise ScenarioError(f"values {own} and {other}: at least one type must be worth something to both")
 
 
-def _valuations(counts: Split) -> list[Split]:
+@cache
+def _valuations(counts: Split) -> tuple[Split, ...]:
     grid = product(range(TOTAL_VALUE + 1), repeat=3)
-    return [values for values in grid if worth(values, counts) == TOTAL_VALUE]  # type: ignore[arg-type]
+    return tuple(values for values in grid if worth(values, counts) == TOTAL_VALUE)  # type: ignore[arg-type,misc]
 
 
 class DealOrNoDeal:
@@ -108,7 +110,7 @@ class DealOrNoDeal:
             public=Pool(counts=counts).model_dump(mode="json"),
             views={},
         )
-        candidates = _valuations(counts)
+        candidates = list(_valuations(counts))
         rng.shuffle(candidates)
         for own in candidates:
             others = [other for other in candidates if _fits(own, other)]
@@ -137,7 +139,7 @@ class DealOrNoDeal:
     def system_prompt(self, role: Role, context: Context) -> str:
         counts, values = self._counts(context), self._values(context, role)
         parts = (f"{item} {c} value {v}" for item, c, v in zip(ITEMS, counts, values, strict=True))
-        return "You split items . " + " ; ".join(parts)
+        return "You split items. " + "; ".join(parts)
 
     def authority(self, context: Context) -> AuthorityLimits:
         return AuthorityLimits(floors=None)

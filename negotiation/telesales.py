@@ -161,13 +161,13 @@ class VehicleTelesales:
                 f"{v.id} {v.fuel} {v.body} {v.list_price // MINOR} floor {floors[v.id] // MINOR}"
                 for v in stock.vehicles
             )
-            return "You sell vehicles . " + " ; ".join(lines)
+            return "You sell vehicles. " + "; ".join(lines)
         customer = self._customer_view(context)
         need = f"{customer.fuel} {customer.body}" if customer.fuel else customer.body
         concern = customer.objection or "none"
         return (
-            f"You buy a vehicle . need {need} ; budget {customer.budget // MINOR} ; "
-            f"concern {concern} ; patience {customer.patience}"
+            f"You buy a vehicle. need {need}; budget {customer.budget // MINOR}; "
+            f"concern {concern}; patience {customer.patience}"
         )
 
     def authority(self, context: Context) -> AuthorityLimits:

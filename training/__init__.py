@@ -1,0 +1,1 @@
+"""The gym: joint rollouts, two isolated role learners, warm start, counterparts and evaluation."""
