@@ -29,7 +29,7 @@ class ModelSize:
     hidden: int = 128
     layers: int = 4
     heads: int = 4
-    intermediate: int = 384
+    intermediate: int = 512
     context_length: int = 512
     vocabulary: int = 1280
 

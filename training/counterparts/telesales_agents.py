@@ -1,0 +1,151 @@
+"""Scripted telesales agents: the teachers of the warm start and the counterpart's training partners.
+
+They are ordinary sellers, not experts, on purpose: some pitch before they ask, overhear an objection or hold
+their price too long. A model that imitates the mixture succeeds in about half of its calls, which leaves room
+to learn. The held-out agent asks, bargains and speaks by other rules.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from negotiation.roles import Role
+from negotiation.scenario import Context, NegotiationState
+from negotiation.telesales import BODIES, FUELS, GRID, MINOR, OBJECTIONS, AgentView, Stock, Vehicle, offer, read_offer
+from training.counterparts.negotiator import temper
+
+
+@dataclass(frozen=True)
+class SellerWording:
+    """What a seller says. ``{vehicle}``, ``{price}`` and ``{concern}`` are filled in."""
+
+    ask: Sequence[str]
+    pitch: Sequence[str]
+    lower: Sequence[str]
+    hold: Sequence[str]
+    answer: Sequence[str]
+    accept: Sequence[str]
+
+
+PLAIN = SellerWording(
+    ask=("Hello, what vehicle do you need?", "Hello, what are you looking for?"),
+    pitch=("I have a {vehicle} for {price}.", "The {vehicle} is {price}."),
+    lower=("I can go down to {price}.", "For you {price}."),
+    hold=("My price is {price}.", "It is worth {price}."),
+    answer=("The {concern} is included.", "The {concern} is no problem."),
+    accept=("Agreed.", "Done, it is yours."),
+)
+BRISK = SellerWording(
+    ask=("Good morning, which kind shall it be?",),
+    pitch=("May I suggest this {vehicle} at {price}?",),
+    lower=("Let me sharpen that: {price}.",),
+    hold=("{price} stands.",),
+    answer=("We take care of {concern}.",),
+    accept=("Perfect, that works.",),
+)
+
+
+@dataclass(frozen=True)
+class SellerStyle:
+    """Habits as probabilities, and how many steps from list price to floor."""
+
+    asks_first: float
+    listens: float
+    answers: float
+    steps: tuple[int, int]
+    power: float
+    takes_bid_at: float
+
+
+class ScriptedSeller:
+    """Plays the agent: find the need, pitch, come down in steps, never under the floor."""
+
+    role = Role.AGENT
+
+    def __init__(self, name: str, family: str, wording: SellerWording, style: SellerStyle) -> None:
+        self.name, self.family, self.wording, self.style = name, family, wording, style
+
+    def reply(self, context: Context, state: NegotiationState, rng: random.Random) -> str:
+        stock = Stock.model_validate(context.public)
+        floors = AgentView.model_validate(context.views[Role.AGENT]).floors
+        traits = temper(self.name, context, self.role)
+        asks_first = traits.random() < self.style.asks_first
+        steps = traits.randint(*self.style.steps)
+        heard = [turn.shown for turn in state.turns if turn.role is Role.COUNTERPART]
+        last = heard[-1] if heard else ""
+        asked = any("?" in t.text and t.move is None for t in state.turns if t.role is Role.AGENT)
+
+        if not any(body in text for text in heard for body in BODIES) and asks_first and not asked:
+            return rng.choice(self.wording.ask)
+        vehicle, refused = self._choose(stock, state, heard, rng)
+        offers = [read_offer(t.move)[1] for t in state.turns if _offers(t.move, t.role, vehicle)]
+        answer = ""
+        concern = next((word for word in OBJECTIONS if word in last), None)
+        if concern and rng.random() < self.style.answers:
+            answer = rng.choice(self.wording.answer).format(concern=concern) + " "
+        price = self._price(vehicle.list_price, floors[vehicle.id], len(offers), steps)
+        bid = _bid(state)
+        if bid and bid[0] == vehicle.id and bid[1] >= floors[vehicle.id]:
+            span = vehicle.list_price - floors[vehicle.id]
+            if bid[1] >= price or bid[1] >= floors[vehicle.id] + self.style.takes_bid_at * span:
+                return answer + rng.choice(self.wording.accept) + " [accept]"
+        if not offers or refused:
+            lines = self.wording.pitch
+        else:
+            lines = self.wording.lower if price < offers[-1] else self.wording.hold
+        words = rng.choice(lines).format(vehicle=f"{vehicle.fuel} {vehicle.body}", price=price // MINOR)
+        return f"{answer}{words} {offer(vehicle.id, price)}"
+
+    def _choose(
+        self, stock: Stock, state: NegotiationState, heard: list[str], rng: random.Random
+    ) -> tuple[Vehicle, bool]:
+        """The vehicle to talk about, and whether it is another than the last one."""
+        previous = next(
+            (stock.find(read_offer(t.move)[0]) for t in reversed(state.turns) if _is_offer(t.move, t.role)), None
+        )
+        wishes = [text for text in heard if any(body in text for body in BODIES)]
+        if wishes:
+            suited = [v for v in stock.vehicles if v.body in wishes[-1]]
+            suited = [v for v in suited if v.fuel in wishes[-1] or not any(f in wishes[-1] for f in FUELS)] or suited
+            if suited and (previous in suited or rng.random() < self.style.listens):
+                return suited[0], previous is not None and previous != suited[0]
+        if previous is not None and rng.random() < 0.5:
+            return previous, False
+        vehicle = rng.choice(stock.vehicles)
+        return vehicle, previous is not None and previous != vehicle
+
+    def _price(self, list_price: int, floor: int, offered: int, steps: int) -> int:
+        share = min(1.0, offered / steps) ** self.style.power
+        unit = GRID * MINOR
+        return max(floor, int((list_price - share * (list_price - floor)) // unit) * unit)
+
+
+def _is_offer(move: object, role: Role) -> bool:
+    return role is Role.AGENT and getattr(move, "kind", None) == "offer"
+
+
+def _offers(move: object, role: Role, vehicle: Vehicle) -> bool:
+    return _is_offer(move, role) and move.arguments[0] == vehicle.id  # type: ignore[attr-defined]
+
+
+def _bid(state: NegotiationState) -> tuple[str, int] | None:
+    if state.standing is None or state.standing_by is not Role.COUNTERPART:
+        return None
+    return read_offer(state.standing)
+
+
+TRAINING: tuple[ScriptedSeller, ...] = (
+    ScriptedSeller(
+        "easy-seller", "easy-seller", PLAIN, SellerStyle(0.6, 0.75, 0.6, steps=(2, 4), power=0.8, takes_bid_at=0.0)
+    ),
+    ScriptedSeller(
+        "firm-seller", "firm-seller", PLAIN, SellerStyle(0.7, 0.8, 0.6, steps=(4, 7), power=1.5, takes_bid_at=0.5)
+    ),
+)
+HELD_OUT: tuple[ScriptedSeller, ...] = (
+    ScriptedSeller(
+        "brisk-seller", "brisk-seller", BRISK, SellerStyle(0.9, 0.95, 0.95, steps=(2, 3), power=1.0, takes_bid_at=0.25)
+    ),
+)
