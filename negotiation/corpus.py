@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NoReturn
 
 from negotiation.deal_or_no_deal import (
@@ -192,7 +193,7 @@ class _Line:
         self.check(counts, own, other)
         *said, statement, verdict = self._pieces(words[6:-6])
         utterances = tuple(self._utterance(piece) for piece in said)
-        for one, two in zip(utterances, utterances[1:], strict=False):
+        for one, two in pairwise(utterances):
             if one.role is two.role:
                 self.fail(f"two messages in a row by one side; the second is {two.text[:60]!r}")
         selection = self._selection(statement)

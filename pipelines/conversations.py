@@ -1,4 +1,4 @@
-"""Reading the dataset back: its summary, and the contexts that a round calibrates on. Streams, never loads it whole."""
+"""Reading the dataset back: its summary, and the contexts that a round calibrates on. Streams it, in flat memory."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -89,7 +88,8 @@ CREATE TABLE IF NOT EXISTS conversations (
     part TEXT,
     written INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS open_conversations ON conversations (last_offset) WHERE part IS NULL AND closed_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS open_conversations ON conversations (last_offset)
+    WHERE part IS NULL AND closed_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS unwritten ON conversations (part) WHERE part IS NOT NULL AND written = 0;
 """
 _WHOLE = "part IS NULL AND closed_at IS NOT NULL AND opened = 1 AND events = last_sequence + 1"
