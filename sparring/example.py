@@ -48,9 +48,10 @@ def _table(model: BaseModel, path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _bounds(metadata: list[Any]) -> str:
-    names = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    found = [f"{sign} {getattr(item, name)}" for item in metadata for name, sign in names.items() if hasattr(item, name)]
-    return ", ".join(found)
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return ", ".join(
+        f"{sign} {getattr(item, name)}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
+    )
 
 
 def _literal(value: Any) -> str:

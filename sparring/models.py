@@ -76,8 +76,8 @@ def _checked_digest(path: Path) -> str:
         expected = recorded.read_text(encoding="utf-8").split()[:1]
         if expected != [digest]:
             raise BaseModelError(
-                f"{path / _WEIGHTS} has sha256 {digest}, but {DIGEST_FILE} beside it says {' '.join(expected)}: the file "
-                "was damaged or replaced; reinstall it, or build it again with `sparring model build`"
+                f"{path / _WEIGHTS} has sha256 {digest}, but {DIGEST_FILE} beside it says {' '.join(expected)}: the "
+                "file was damaged or replaced; reinstall it, or build it again with `sparring model build`"
             )
     return digest
 

@@ -43,7 +43,7 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    state_dir: Path = Field(Path("var"), description="Folder of everything that must survive: events, adapters, runs.")
+    state_dir: Path = Field(Path("var"), description="Folder of all that must survive: events, adapters, runs.")
     base_model: str = Field(
         "bundled", min_length=1, description="`bundled`, a model directory, or a Hugging Face model id."
     )
@@ -70,7 +70,8 @@ class Settings(BaseSettings):
         for section in sections_with_state():
             own = getattr(self, section).state_dir
             if own != self.state_dir:
-                raise ValueError(f"{section}.state_dir is {own}, and state_dir {self.state_dir}: set only the one on top")
+                top = self.state_dir
+                raise ValueError(f"{section}.state_dir is {own}, and state_dir {top}: set only the one on top")
         return self
 
     @classmethod

@@ -1,0 +1,66 @@
+"""The command line. Exit codes: 0 it worked, 1 the answer is no (or something failed), 2 it was misused.
+
+Run ``sparring --help``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from sparring import __version__
+from sparring.commands import data, keys, model, options
+from sparring.errors import MisuseError, RefusedError
+
+
+class _Front(TyperGroup):
+    """Turns what went wrong into one plain line and an exit code."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        from negotiation.corpus import CorpusError
+        from negotiation.scenario import ScenarioError
+
+        try:
+            return super().invoke(ctx)
+        except (MisuseError, CorpusError, ScenarioError) as error:
+            options.say(f"error: {error}")
+            raise typer.Exit(options.MISUSED) from error
+        except RefusedError as error:
+            options.say(f"no: {error}")
+            raise typer.Exit(options.SAID_NO) from error
+
+
+app = typer.Typer(
+    cls=_Front,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Serves negotiation agents, trains both sides of the table, and promotes only what is better.",
+    epilog="Begin with: sparring demo --once. Every command has --help with an example.",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+app.command("replay", epilog="Example: sparring replay dialogues.txt")(data.replay_corpus)
+app.add_typer(data.dataset_app, name="dataset")
+app.add_typer(keys.app, name="keys")
+app.add_typer(model.app, name="model")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""One module per family of commands. What a command needs is imported when it runs, so that --help is quick."""
