@@ -58,8 +58,8 @@ def test_what_a_killed_demo_left_is_ended_by_the_next(tmp_path: Path) -> None:
     killed.__enter__()
     child = killed.start("one", FOREVER)
     killed.wait(child, lambda: is_up(child.log), 60)
-    with Children(tmp_path, {}):
-        assert child.process.wait(10) != 0
+    assert end_left_over(tmp_path / "demo-processes.json") == 1
+    assert not psutil.pid_exists(child.process.pid)
 
 
 def test_a_process_that_took_over_the_id_is_left_alone(tmp_path: Path) -> None:
