@@ -1,0 +1,196 @@
+"""The HTTP application, put together from what it is given: engine, adapter slots, event sink, registry.
+
+Starting: take the state directory, finish what a crash left unfinished, load and pin the adapters of open
+conversations, then serve. It reads no environment and builds no model: ``sparring`` does that. Run it with
+:func:`serving.server.serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Protocol
+
+from fastapi import FastAPI
+from filelock import FileLock, Timeout
+
+from negotiation.event_log import EventSink
+from negotiation.generation import Engine
+from serving import routes
+from serving.auth import KeyStore
+from serving.checkpoints import ConversationCheckpoints
+from serving.config import ServingSettings
+from serving.conversations import Conversations
+from serving.desired import AdapterSource
+from serving.errors import install_error_handlers
+from serving.flow import Flow
+from serving.kept_adapters import KeptAdapters, kept_directory
+from serving.metrics import ServiceMetrics
+from serving.middleware import BodyLimit, Measure
+from serving.outbox import Outbox
+from serving.schemas import AdaptersShown
+from serving.slots import AdapterHost, AdapterSlots, LoadFailure, ensure_loaded, reconcile
+from serving.store import ConversationStore
+from serving.upkeep import every
+
+log = logging.getLogger("serving")
+
+UPKEEP_SECONDS = 10.0
+
+
+class ServingEngine(Engine, AdapterHost, Protocol):
+    """An engine that can also prove what a loaded adapter answers."""
+
+
+class StateInUse(RuntimeError):
+    """Another process serves from this state directory."""
+
+
+class SparringService:
+    """The running service: what the endpoints act on."""
+
+    def __init__(
+        self,
+        settings: ServingSettings,
+        engine: ServingEngine,
+        slots: AdapterSlots,
+        sink: EventSink,
+        source: AdapterSource | None,
+    ) -> None:
+        self.settings = settings
+        self.keys = KeyStore(settings.keys_path)
+        self.metrics = ServiceMetrics(lambda: slots.pinned)
+        self.conversations: Conversations
+        self._engine = engine
+        self._slots = slots
+        self._sink = sink
+        self._source = None if source is None else KeptAdapters(source, settings.adapters_dir)
+        self._started = False
+        self._reconciling = asyncio.Lock()
+        self._last_failure: LoadFailure | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open everything, recover, and keep the upkeep going until left."""
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            stack.enter_context(_sole_use(settings))
+            flow = Flow(
+                self._engine,
+                max_tokens=settings.max_tokens,
+                temperature=settings.temperature,
+                timeout_seconds=settings.reply_timeout_seconds,
+            )
+            store = ConversationStore(settings.state_dir / "serving.db")
+            stack.callback(store.close)
+            path = settings.state_dir / "checkpoints.db"
+            checkpoints = await stack.enter_async_context(ConversationCheckpoints.open(path, flow.graph()))
+            outbox = Outbox(self._sink)
+            outbox.start()
+            stack.push_async_callback(outbox.close)
+            self.conversations = Conversations(
+                settings, self._slots, checkpoints, store, outbox, self.metrics, self._load_again
+            )
+            await self.conversations.recover()
+            self._started = True
+            for name, seconds, work in (
+                ("reconcile", settings.reconcile_seconds, self.reconcile),
+                ("expire", UPKEEP_SECONDS, self.conversations.expire),
+                ("upkeep", UPKEEP_SECONDS, self.conversations.upkeep),
+            ):
+                task = asyncio.create_task(every(seconds, name, work, self.metrics), name=name)
+                stack.push_async_callback(_stop, task)
+            yield
+            self._started = False
+
+    async def reconcile(self) -> None:
+        """Bring the adapter in service to the one the registry calls champion. Raises what the registry raises."""
+        if self._source is None:
+            return
+        async with self._reconciling:
+            report = await asyncio.to_thread(reconcile, self._source, self._engine, self._slots)
+        if report.switched:
+            self.metrics.swaps.inc()
+            log.info("adapter in service", extra={"adapter": report.current, "unloaded": report.unloaded})
+        if report.failure is not None and report.failure != self._last_failure:
+            self.metrics.swap_failures.inc()
+            log.error("adapter refused", extra={"adapter": report.failure.name, "why": report.failure.reason})
+        self._last_failure = report.failure
+
+    def adapters(self) -> AdaptersShown:
+        """What is loaded, what new conversations get, and what open ones are pinned to."""
+        return AdaptersShown(
+            current=self._slots.current,
+            loaded=tuple(sorted(self._engine.loaded_adapters())),
+            pinned=self._slots.pinned,
+            failed={failure.name: failure.reason for failure in self._slots.failures},
+        )
+
+    def not_ready(self) -> list[str]:
+        """Why conversations can not be opened now; empty when they can."""
+        if not self._started:
+            return ["the service is starting or stopping"]
+        current = self._slots.current
+        if current is None:
+            refused = [f"{failure.name} was refused: {failure.reason}" for failure in self._slots.failures]
+            return refused or ["no adapter is in service: the registry names no champion yet"]
+        if current not in self._engine.loaded_adapters():
+            return [f"adapter {current} is not loaded"]
+        return []
+
+    def _load_again(self, name: str) -> None:
+        ensure_loaded(self._engine, self._slots, name, kept_directory(self.settings.adapters_dir, name))
+
+
+def create_app(
+    settings: ServingSettings,
+    engine: ServingEngine,
+    slots: AdapterSlots,
+    sink: EventSink,
+    source: AdapterSource | None = None,
+) -> FastAPI:
+    """The application. The caller keeps, and closes, what it handed in."""
+    service = SparringService(settings, engine, slots, sink, source)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    app = FastAPI(
+        title="Sparring",
+        summary="Negotiation agents that learn from the conversations they have.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.include_router(routes.conversations)
+    app.include_router(routes.admin)
+    app.include_router(routes.health)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(Measure, metrics=service.metrics)
+    return app
+
+
+@contextmanager
+def _sole_use(settings: ServingSettings) -> Iterator[None]:
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(settings.state_dir / "serving.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise StateInUse(
+            f"{settings.state_dir} is in use by another service: stop it, or choose another state_dir"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

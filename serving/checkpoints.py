@@ -1,0 +1,86 @@
+"""Where conversations are kept between steps: LangGraph's SQLite saver, one file, one writer.
+
+Only plain values are read back (no pickle, no import of classes named in the file). Of a conversation's
+checkpoints only the newest matters; :meth:`ConversationCheckpoints.prune` drops the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import aiosqlite
+import langsmith
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import StateGraph
+
+from serving.flow import FlowState, Step
+from serving.record import ConversationRecord
+
+DURABILITY: Literal["exit", "sync"] = "exit"
+"""One commit per step, awaited before the step returns: a step is on disk as a whole, or not at all.
+
+``sync`` commits after every node as well. That is as safe (a part of a step is never used: the draft is not
+stored, and the caller runs it again), but costs eleven commits a step instead of one: 19 ms of CPU time
+instead of 9 on two busy cores.
+"""
+
+
+class ConversationCheckpoints:
+    """Runs steps of the flow, and reads conversations back."""
+
+    def __init__(self, graph: StateGraph[FlowState], saver: AsyncSqliteSaver) -> None:
+        self._graph = graph.compile(checkpointer=saver)
+        self._saver = saver
+        self._touched: set[str] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, path: Path, graph: StateGraph[FlowState]) -> AsyncIterator[ConversationCheckpoints]:
+        """Open or create the file. Commits reach the disk (synchronous=FULL) before they count."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        strict = JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=None)
+        async with aiosqlite.connect(path) as connection:
+            saver = AsyncSqliteSaver(connection, serde=strict)
+            await saver.setup()
+            await connection.execute("PRAGMA synchronous=FULL")
+            yield cls(graph, saver)
+
+    async def run(self, conversation_id: str, step: Step) -> ConversationRecord:
+        """One run of the flow. On return the step is kept; on an exception the conversation is unchanged."""
+        self._touched.add(conversation_id)
+        # Tracing is off whatever the environment says: it would send what customers wrote elsewhere.
+        with langsmith.tracing_context(enabled=False):
+            result = await self._graph.ainvoke(
+                {"step": step.model_dump(mode="json")}, _config(conversation_id), durability=DURABILITY
+            )
+        return ConversationRecord.model_validate(result["conversation"])
+
+    async def read(self, conversation_id: str) -> ConversationRecord | None:
+        """The conversation as it was last kept; None if its first step never was."""
+        saved = await self._saver.aget_tuple(_config(conversation_id))
+        values: dict[str, Any] = {} if saved is None else saved.checkpoint["channel_values"]
+        kept = values.get("conversation")
+        return None if kept is None else ConversationRecord.model_validate(kept)
+
+    async def prune(self, conversation_ids: Iterable[str] | None = None) -> None:
+        """Drop all but the newest checkpoint of the conversations given, or of those touched since last time."""
+        ids = set(self._touched if conversation_ids is None else conversation_ids)
+        self._touched -= ids
+        newest = "(SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = :id)"
+        for conversation_id in ids:
+            async with self._saver.lock:
+                for table in ("checkpoints", "writes"):
+                    await self._saver.conn.execute(
+                        f"DELETE FROM {table} WHERE thread_id = :id AND checkpoint_id < {newest}",
+                        {"id": conversation_id},
+                    )
+                await self._saver.conn.commit()
+
+
+def _config(conversation_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": conversation_id}}

@@ -1,0 +1,342 @@
+"""What the API does with conversations: one step at a time each, kept, logged, and only then answered.
+
+The order of one step is the whole of exactly-once here:
+
+1. the store marks the conversation *pending*;
+2. the flow runs; its last checkpoint holds the new state, the step's events and its answer;
+3. the events are appended to the log (durable; the same event twice is kept once);
+4. the store clears *pending* and keeps the answer for its Idempotency-Key;
+5. the answer goes out.
+
+A crash before 2 completes leaves nothing behind. A crash later leaves *pending* set: the events of the kept
+step are appended (again) at the next start or the next access, and a retry with the same key gets its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from negotiation.catalogue import scenario_named
+from negotiation.generation import AdapterNotLoaded, PromptTooLong
+from negotiation.roles import Role
+from negotiation.scenario import Context, ScenarioError
+from serving.checkpoints import ConversationCheckpoints
+from serving.config import ServingSettings
+from serving.engines import EngineBusy, EngineClosed
+from serving.errors import ApiError, not_found
+from serving.flow import (
+    Abandon,
+    Command,
+    ConversationClosed,
+    MessageDoesNotFit,
+    Open,
+    OutcomeRefused,
+    Report,
+    Say,
+    Step,
+)
+from serving.metrics import ServiceMetrics
+from serving.outbox import Outbox
+from serving.record import ConversationRecord, StepAnswer
+from serving.schemas import ConversationShown, OpenConversation, ReportOutcome, SendMessage
+from serving.store import ConversationStore
+
+log = logging.getLogger("serving")
+
+Answer = dict[str, Any]
+
+
+class AdapterPins(Protocol):
+    """The part of the adapter slots that conversations need."""
+
+    def pin_current(self) -> str: ...
+
+    def pin(self, name: str) -> None: ...
+
+    def release(self, name: str) -> None: ...
+
+
+class Conversations:
+    """The conversations of all tenants. One instance per process, one process per state directory."""
+
+    def __init__(
+        self,
+        settings: ServingSettings,
+        pins: AdapterPins,
+        checkpoints: ConversationCheckpoints,
+        store: ConversationStore,
+        outbox: Outbox,
+        metrics: ServiceMetrics,
+        load_again: Callable[[str], object],
+    ) -> None:
+        """``load_again`` loads a version that is kept on disk; blocking."""
+        self._load_again = load_again
+        self._settings = settings
+        self._pins = pins
+        self._checkpoints = checkpoints
+        self._store = store
+        self._outbox = outbox
+        self._metrics = metrics
+        self._pinned: dict[str, str] = {}
+        self._busy: set[str] = set()
+        self._keys_in_flight: set[tuple[str, str]] = set()
+
+    async def open(self, tenant: str, body: OpenConversation, key: str | None) -> Answer:
+        """Open a conversation; the agent speaks at once if it is first. Pinned to the adapter of this moment."""
+        context = self._context(body)
+        fingerprint = _fingerprint("open", body.model_dump(mode="json"))
+        identity = _conversation_id(tenant, key)
+        async with self._lease(identity, tenant, key):
+            if key is not None and (answer := await self._stored(tenant, key, fingerprint)) is not None:
+                return answer
+            kept = await self._checkpoints.read(identity) if key is not None else None
+            if kept is not None and kept.opening is not None:
+                # A crash after the step was kept: the answer is there, it only never went out.
+                self._same_request(kept.opening, fingerprint)
+                await self._settle(kept)
+                return kept.opening.body
+            adapter = self._pin(identity)
+            try:
+                await self._store.register(identity, tenant, adapter)
+                command = Open(
+                    id=identity,
+                    tenant=tenant,
+                    adapter=adapter,
+                    context=context,
+                    source=body.source,
+                    labels=body.labels,
+                )
+                record = await self._run(identity, Step(command=command, key=key, fingerprint=fingerprint))
+            except BaseException:
+                if await self._checkpoints.read(identity) is None:
+                    self._unpin(identity)
+                    await self._store.forget(identity)
+                raise
+            return await self._finish(record)
+
+    async def message(self, tenant: str, conversation_id: str, body: SendMessage, key: str | None) -> Answer:
+        """Take the customer's message; answers with the agent's, or none if theirs ended the conversation."""
+        size, limit = len(body.text.encode()), self._settings.max_message_bytes
+        if size > limit:
+            raise ApiError(
+                413, "message_too_long", f"the message is {size} bytes, the limit is {limit}: send less", param="text"
+            )
+        if not body.text.strip():
+            raise ApiError(422, "invalid_request", "text: is blank, say something", param="text")
+        return await self._step(tenant, conversation_id, Say(text=body.text), key)
+
+    async def outcome(self, tenant: str, conversation_id: str, body: ReportOutcome, key: str | None) -> Answer:
+        """Take a report of what came of a closed conversation. Once."""
+        if body.counterpart_view is not None:
+            record = await self._owned_record(tenant, conversation_id)
+            views = {**record.context.views, Role.COUNTERPART: body.counterpart_view}
+            _validate(record.context.model_copy(update={"views": views}), "counterpart_view")
+        return await self._step(tenant, conversation_id, Report(outcome=body.event()), key)
+
+    async def show(self, tenant: str, conversation_id: str) -> ConversationShown:
+        """The conversation as the customer saw it."""
+        return (await self._owned_record(tenant, conversation_id)).shown()
+
+    async def recover(self) -> int:
+        """After a start: finish what a crash left unfinished, and pin the adapters of open conversations again.
+
+        Returns how many are open. One whose adapter is gone stays, is answered 503, and expires.
+        """
+        still_open = 0
+        for row in await self._store.unfinished():
+            record = await self._checkpoints.read(row.id)
+            if record is None:
+                await self._store.forget(row.id)
+                continue
+            if row.pending or record.state.closed is not None:
+                await self._settle(record)
+            if record.state.closed is None:
+                still_open += 1
+                await self._pin_again(record)
+        log.info("recovered", extra={"open_conversations": still_open})
+        return still_open
+
+    async def expire(self) -> int:
+        """Close conversations that nobody has touched for longer than the time to live. Returns how many."""
+        before = self._store.now() - self._settings.conversation_ttl_seconds
+        expired = 0
+        for row in await self._store.idle_since(before):
+            if row.id in self._busy:
+                continue
+            try:
+                await self._step(row.tenant, row.id, Abandon(), None)
+            except ApiError as error:
+                log.warning("not expired", extra={"conversation_id": row.id, "code": error.code})
+                continue
+            expired += 1
+        return expired
+
+    async def upkeep(self) -> None:
+        """Drop what nobody needs any more: superseded checkpoints, old answers."""
+        await self._checkpoints.prune()
+        await self._store.drop_answers(self._store.now() - self._settings.idempotency_ttl_seconds)
+
+    async def _step(self, tenant: str, conversation_id: str, command: Command, key: str | None) -> Answer:
+        fingerprint = _fingerprint(conversation_id, command.model_dump(mode="json"))
+        async with self._lease(conversation_id, tenant, key):
+            row, answer = await self._store.begin(conversation_id, tenant, key)
+            if row is None:
+                raise not_found(conversation_id)
+            if answer is not None:
+                self._same_request(StepAnswer(key=key, **vars(answer)), fingerprint)
+                return answer.body
+            if row.pending:
+                # The step that was kept last may not have been finished: its events may not be in the log.
+                kept = await self._checkpoints.read(conversation_id)
+                if kept is None:
+                    raise not_found(conversation_id)
+                await self._settle(kept)
+                if key is not None and kept.last is not None and kept.last.key == key:
+                    self._same_request(kept.last, fingerprint)
+                    return kept.last.body
+            record = await self._run(conversation_id, Step(command=command, key=key, fingerprint=fingerprint))
+            return await self._finish(record)
+
+    async def _run(self, conversation_id: str, step: Step) -> ConversationRecord:
+        try:
+            return await self._checkpoints.run(conversation_id, step)
+        except MessageDoesNotFit as error:
+            if isinstance(step.command, Open):
+                raise ApiError(422, "context_too_long", str(error), param="context") from error
+            raise ApiError(413, "message_too_long", str(error), param="text") from error
+        except PromptTooLong as error:
+            raise ApiError(413, "message_too_long", str(error), param="text") from error
+        except ConversationClosed as error:
+            raise ApiError(409, "conversation_closed", str(error)) from error
+        except OutcomeRefused as error:
+            raise ApiError(409, "outcome_refused", str(error)) from error
+        except AdapterNotLoaded as error:
+            raise ApiError(503, "adapter_not_loaded", str(error), retry_after=1) from error
+        except (EngineBusy, EngineClosed) as error:
+            raise ApiError(503, "overloaded", str(error), retry_after=1) from error
+        except TimeoutError as error:
+            limit = self._settings.reply_timeout_seconds
+            message = f"no reply within {limit:g} s; the message was not taken, send it again"
+            raise ApiError(503, "reply_timeout", message, retry_after=1) from error
+
+    async def _finish(self, record: ConversationRecord) -> Answer:
+        await self._settle(record)
+        self._metrics.count(record)
+        log.info("step", extra={"conversation_id": record.id, "sequence": record.sequence, "adapter": record.adapter})
+        assert record.last is not None, "every step has an answer"
+        return record.last.body
+
+    async def _settle(self, record: ConversationRecord) -> None:
+        """Steps 3 and 4 of the module's order. Doing it twice is harmless."""
+        await self._outbox.append(record.events)
+        last, kept = record.last, None
+        if last is not None and last.key is not None:
+            kept = (record.tenant, last.key, last.fingerprint, last.body)
+        still_open = record.state.closed is None
+        await self._store.finish(record.id, still_open=still_open, answer=kept)
+        if not still_open:
+            self._unpin(record.id)
+
+    async def _stored(self, tenant: str, key: str, fingerprint: str) -> Answer | None:
+        answer = await self._store.answer(tenant, key)
+        if answer is None:
+            return None
+        self._same_request(StepAnswer(key=key, **vars(answer)), fingerprint)
+        return answer.body
+
+    async def _owned_record(self, tenant: str, conversation_id: str) -> ConversationRecord:
+        record = None
+        if await self._store.owned(conversation_id, tenant):
+            record = await self._checkpoints.read(conversation_id)
+        if record is None:
+            raise not_found(conversation_id)
+        return record
+
+    def _pin(self, conversation_id: str) -> str:
+        try:
+            adapter = self._pins.pin_current()
+        except LookupError as error:
+            raise ApiError(503, "no_adapter", "no adapter is in service yet", retry_after=1) from error
+        self._pinned[conversation_id] = adapter
+        return adapter
+
+    async def _pin_again(self, record: ConversationRecord) -> None:
+        try:
+            await asyncio.to_thread(self._load_again, record.adapter)
+            self._pins.pin(record.adapter)
+        except (LookupError, ValueError, OSError, RuntimeError) as error:
+            why = {"conversation_id": record.id, "adapter": record.adapter, "why": str(error)}
+            log.error("the adapter of an open conversation is gone", extra=why)
+        else:
+            self._pinned[record.id] = record.adapter
+
+    def _unpin(self, conversation_id: str) -> None:
+        adapter = self._pinned.pop(conversation_id, None)
+        if adapter is not None:
+            self._pins.release(adapter)
+
+    def _context(self, body: OpenConversation) -> Context:
+        context = Context(
+            scenario=body.scenario,
+            first_speaker=body.context.first_speaker,
+            public=body.context.public,
+            views={Role.AGENT: body.context.views.agent},
+        )
+        _validate(context, "context")
+        return context
+
+    def _same_request(self, answer: StepAnswer, fingerprint: str) -> None:
+        if answer.fingerprint != fingerprint:
+            message = "this Idempotency-Key was used for another request: use a fresh one"
+            raise ApiError(422, "idempotency_key_reused", message, param="Idempotency-Key")
+
+    @asynccontextmanager
+    async def _lease(self, conversation_id: str, tenant: str, key: str | None) -> AsyncIterator[None]:
+        """One step at a time per conversation and per key: LangGraph would let two writers fork the thread."""
+        slot = None if key is None else (tenant, key)
+        if conversation_id in self._busy:
+            message = "another message of this conversation is being answered: wait for it"
+            raise ApiError(409, "conversation_busy", message, retry_after=1)
+        if slot is not None and slot in self._keys_in_flight:
+            raise ApiError(409, "request_in_flight", "a request with this Idempotency-Key is running", retry_after=1)
+        if len(self._busy) >= self._settings.max_waiting:
+            limit = self._settings.max_waiting
+            raise ApiError(503, "overloaded", f"{limit} requests are in progress, the limit: retry", retry_after=1)
+        self._busy.add(conversation_id)
+        if slot is not None:
+            self._keys_in_flight.add(slot)
+        try:
+            yield
+        finally:
+            self._busy.discard(conversation_id)
+            if slot is not None:
+                self._keys_in_flight.discard(slot)
+
+
+def _validate(context: Context, param: str) -> None:
+    try:
+        scenario = scenario_named(context.scenario)
+    except ScenarioError as error:
+        raise ApiError(422, "unknown_scenario", str(error), param="scenario") from error
+    try:
+        scenario.validate(context)
+    except ScenarioError as error:
+        raise ApiError(422, "invalid_context", str(error), param=param) from error
+
+
+def _conversation_id(tenant: str, key: str | None) -> str:
+    """Random; with an Idempotency-Key the same for the same key, so that a retry finds its conversation."""
+    if key is None:
+        return f"conv_{uuid.uuid4().hex}"
+    return f"conv_{hashlib.sha256(json.dumps([tenant, key]).encode()).hexdigest()[:32]}"
+
+
+def _fingerprint(target: str, body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([target, body], sort_keys=True).encode()).hexdigest()

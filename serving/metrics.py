@@ -1,0 +1,65 @@
+"""Prometheus metrics of one application, in a registry of its own (several apps can live in one process)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from negotiation.events import Closed, ConversationEvent, Message, Opened, OutcomeReported
+from negotiation.roles import Role
+from serving.record import ConversationRecord
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class ServiceMetrics:
+    """What an operator watches. Labels have few values: routes, codes, adapters, reasons; never ids."""
+
+    def __init__(self, pinned: Callable[[], Mapping[str, int]]) -> None:
+        self.registry = CollectorRegistry()
+        on: dict[str, Any] = {"registry": self.registry}
+        self.opened = Counter("sparring_conversations_opened", "Conversations opened", ["adapter", "source"], **on)
+        self.closed = Counter("sparring_conversations_closed", "Conversations closed", ["adapter", "reason"], **on)
+        self.messages = Counter("sparring_messages", "Messages taken", ["role", "adapter"], **on)
+        self.blocked = Counter("sparring_blocked_offers", "Agent moves stopped by authority", ["adapter"], **on)
+        self.outcomes = Counter("sparring_outcomes", "Outcomes reported", ["adapter", "success"], **on)
+        self.tokens = Counter("sparring_tokens", "Tokens through the engine", ["kind", "adapter"], **on)
+        self.requests = Counter("sparring_http_requests", "HTTP answers", ["method", "route", "status"], **on)
+        self.latency = Histogram(
+            "sparring_http_seconds", "Seconds to answer", ["method", "route"], buckets=_SECONDS, **on
+        )
+        self.swaps = Counter("sparring_adapter_swaps", "Adapter versions taken into service", **on)
+        self.swap_failures = Counter("sparring_adapter_swap_failures", "Adapter versions refused", **on)
+        self.background_failures = Counter("sparring_background_failures", "Failed upkeep runs", ["task"], **on)
+        self._pinned = pinned
+        self._pins = Gauge("sparring_pinned_conversations", "Open conversations by adapter", ["adapter"], **on)
+
+    def count(self, record: ConversationRecord) -> None:
+        """Count the events of a conversation's last step."""
+        for event in record.events:
+            self._count_event(record, event)
+
+    def _count_event(self, record: ConversationRecord, event: ConversationEvent) -> None:
+        adapter, payload = record.adapter, event.payload
+        if isinstance(payload, Opened):
+            self.opened.labels(adapter, payload.source).inc()
+        elif isinstance(payload, Closed):
+            self.closed.labels(adapter, payload.reason).inc()
+        elif isinstance(payload, OutcomeReported):
+            self.outcomes.labels(adapter, str(payload.success).lower()).inc()
+        elif isinstance(payload, Message):
+            self.messages.labels(payload.role, adapter).inc()
+            if payload.role is Role.AGENT:
+                self.tokens.labels("prompt", adapter).inc(payload.prompt_tokens)
+                self.tokens.labels("completion", adapter).inc(payload.completion_tokens)
+                if record.state.turns[-1].blocked:
+                    self.blocked.labels(adapter).inc()
+
+    def exposition(self) -> bytes:
+        """The text format of Prometheus."""
+        self._pins.clear()
+        for adapter, count in self._pinned().items():
+            self._pins.labels(adapter).set(count)
+        return generate_latest(self.registry)

@@ -1,0 +1,109 @@
+"""Runs the application under uvicorn: bind first, then start; finish running requests, then stop.
+
+Left out on purpose: several worker processes (conversations are leased in process, one process per state
+directory) and TLS (that is the proxy's work).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import uvicorn
+from fastapi import FastAPI
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+class AddressUnavailable(OSError):
+    """The address cannot be listened on: taken by another process, or not this machine's."""
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger, message and the record's extra fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+def log_json(level: int = logging.INFO) -> None:
+    """Send the service's and uvicorn's log to standard error as JSON lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    for name in ("serving", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything slow is loaded. Raises AddressUnavailable, saying what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise AddressUnavailable(
+            f"can not listen on {host}:{port}: {error.strerror}; stop what uses it or choose another port (0 = any)"
+        ) from error
+    return listener
+
+
+def serve(
+    app: FastAPI,
+    host: str,
+    port: int,
+    *,
+    listener: socket.socket | None = None,
+    shutdown_seconds: int = 20,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then finish running requests. ``on_ready`` is called with the base URL.
+
+    Give ``listener`` (from :func:`bind`) to have the port before a slow start. Raises AddressUnavailable, and
+    RuntimeError if the application failed to start.
+    """
+    own = bind(host, port) if listener is None else listener
+    bound_host, bound_port = own.getsockname()[:2]
+    shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=shutdown_seconds,
+        lifespan="on",
+    )
+    server = _Server(config, f"http://{shown}:{bound_port}", on_ready)
+    try:
+        server.run(sockets=[own])
+    finally:
+        own.close()
+    if not server.started:
+        raise RuntimeError("the service did not start; the log above says why")
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, url: str, on_ready: Callable[[str], None] | None) -> None:
+        super().__init__(config)
+        self._url, self._on_ready = url, on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready(self._url)
