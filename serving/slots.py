@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -167,7 +167,7 @@ class ReconcileReport:
     loaded: tuple[str, ...] = ()
     unloaded: tuple[str, ...] = ()
     switched: bool = False
-    failure: LoadFailure | None = field(default=None)
+    failure: LoadFailure | None = None
 
 
 def ensure_loaded(engine: AdapterHost, slots: AdapterSlots, name: str, directory: Path) -> bool:
@@ -214,10 +214,10 @@ def reconcile(source: AdapterSource, engine: AdapterHost, slots: AdapterSlots) -
         return ReconcileReport(name, slots.current, unloaded=unloaded, failure=failure)
     try:
         loaded = ensure_loaded(engine, slots, name, champion.fetch())
-    except AdapterSlotsFull as error:
-        failure = slots.fail(name, str(error), counts=False)
+    except (AdapterSlotsFull, OSError) as error:
+        failure = slots.fail(name, f"{type(error).__name__}: {error}", counts=False)
         return ReconcileReport(name, slots.current, unloaded=unloaded, failure=failure)
-    except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
+    except (ValueError, RuntimeError, ArithmeticError) as error:
         failure = slots.fail(name, f"{type(error).__name__}: {error}")
         return ReconcileReport(name, slots.current, unloaded=unloaded, failure=failure)
     slots.make_current(name)
