@@ -69,7 +69,7 @@ class PipelineSettings(BaseModel):
         return self.state_dir / "events.db"
 
     @property
-    def dataset_dir(self) -> Path:
+    def datasets_dir(self) -> Path:
         return self.state_dir / "datasets" / "conversations"
 
     @property

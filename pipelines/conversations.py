@@ -31,23 +31,26 @@ class DatasetSummary:
     pareto_rate: float | None
     success_rate: float | None
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """The figures for a reader, one each."""
+
         def show(value: float | None, form: str) -> str:
             return "unknown" if value is None else form.format(value)
 
-        return ", ".join(
-            (
-                f"{self.views:,} views",
-                f"{show(self.deal_rate, '{:.2%}').replace('%', ' %')} deals",
-                f"{show(self.mean_points, '{:,.3f}')} points over all",
-                f"{show(self.mean_points_of_deals, '{:,.3f}')} over agreed",
-                f"{show(self.pareto_rate, '{:.2%}').replace('%', ' %')} Pareto-optimal",
-                f"{self.agreed_on_no_deal:,} agreed on no deal",
-            )
-        )
+        return [
+            f"{self.views:,} views",
+            f"{show(self.deal_rate, '{:.2%}').replace('%', ' %')} deals",
+            f"{show(self.mean_points, '{:,.3f}')} points over all",
+            f"{show(self.mean_points_of_deals, '{:,.3f}')} over agreed",
+            f"{show(self.pareto_rate, '{:.2%}').replace('%', ' %')} Pareto-optimal",
+            f"{self.agreed_on_no_deal:,} agreed on no deal",
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join(self.lines())
 
 
-def summary(directory: Path, *, scenario: str | None = None, source: str | None = None) -> DatasetSummary:
+def summarise(directory: Path, *, scenario: str | None = None, source: str | None = None) -> DatasetSummary:
     """Count over the whole dataset, or over one scenario and one source (``live``, ``simulated``, ``replay``)."""
     views = deals = walked = known = known_deals = pareto_known = pareto = success_known = successes = 0
     points = deal_points = 0.0
@@ -94,8 +97,21 @@ def finished_contexts(directory: Path, scenario: str, *, limit: int) -> list[tup
     return [(identity, Context.model_validate_json(context)) for _, identity, context in sorted(found)[-limit:]]
 
 
+def count_trainable(directory: Path, scenario: str) -> int:
+    """Finished conversations of a scenario that a round may learn from: all but replayed ones."""
+    parts = _parts(directory)
+    if not parts:
+        return 0
+    trainable = (ds.field("scenario") == scenario) & (ds.field("source") != "replay")
+    return int(ds.dataset(parts, schema=SCHEMA, format="parquet").count_rows(filter=trainable))
+
+
+def _parts(directory: Path) -> list[str]:
+    return sorted(str(part) for part in directory.glob("part-*.parquet"))
+
+
 def _rows(directory: Path, columns: list[str], scenario: str | None, source: str | None) -> Iterator[dict[str, Any]]:
-    parts = sorted(str(part) for part in directory.glob("part-*.parquet"))
+    parts = _parts(directory)
     if not parts:
         return
     wanted: Any = None

@@ -42,9 +42,17 @@ class RegistryError(RuntimeError):
     """The registry and what is asked of it do not fit together. Names the version and the remedy."""
 
 
+class AdapterUnavailable(OSError):
+    """The adapter's files can not be had just now; trying again may help."""
+
+
 @dataclass(frozen=True)
 class ChampionAdapter:
-    """A registered adapter. ``fetch`` gives a local directory with its verified files."""
+    """A registered adapter. ``fetch`` gives a local directory with its verified files.
+
+    It raises AdapterUnavailable (an OSError) where they can not be had, RegistryError where they are not the
+    ones that were registered.
+    """
 
     name: str
     digest: str
@@ -244,7 +252,12 @@ class MlflowRegistry:
             if not target.exists():
                 run_id = _run_id(self._version(name.role, name.version))
                 with tempfile.TemporaryDirectory(dir=self._cache, prefix=".fetch-") as folder:
-                    fetched = self.client.download_artifacts(run_id, _artifact_path(name.role), folder)
+                    try:
+                        fetched = self.client.download_artifacts(run_id, _artifact_path(name.role), folder)
+                    except MlflowException as error:
+                        raise AdapterUnavailable(
+                            f"{name} can not be fetched from {self.tracking_uri}: {error}"
+                        ) from error
                     _check_files(Path(fetched), str(name), digest)
                     Path(fetched).rename(target)
                 return target

@@ -18,7 +18,7 @@ from negotiation.events import Closed, ConversationEvent, Message, Opened, Outco
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason
 from pipelines import dataset as dataset_module
-from pipelines.conversations import finished_contexts, summary
+from pipelines.conversations import count_trainable, finished_contexts, summarise
 from pipelines.dataset import DatasetInUse, DatasetWriter
 from pipelines.event_log import SqliteEventLog
 from pipelines.replay import replay
@@ -74,14 +74,14 @@ def test_a_corpus_becomes_a_dataset_whose_summary_is_right(corpus: Path, tmp_pat
     assert seen[-1] == (4, 4)
     writer = DatasetWriter(log, tmp_path / "data")
     assert writer.consume().conversations == 4
-    figures = summary(tmp_path / "data")
+    figures = summarise(tmp_path / "data")
     assert (figures.views, figures.deals, figures.agreed_on_no_deal) == (4, 2, 1)
     assert (figures.deal_rate, figures.mean_points, figures.mean_points_of_deals) == (0.5, 3.0, 6.0)
     assert figures.pareto_rate == 0.0
     assert str(figures) == (
         "4 views, 50.00 % deals, 3.000 points over all, 6.000 over agreed, 0.00 % Pareto-optimal, 1 agreed on no deal"
     )
-    assert summary(tmp_path / "data", source="live").views == 0
+    assert summarise(tmp_path / "data", source="live").views == 0
     first = next(row for row in rows(tmp_path / "data") if json.loads(str(row["labels"]))["line"] == "1")
     assert first["turns"] == [
         {"role": "agent", "text": "book for me", "shown": "book for me"},
@@ -119,6 +119,7 @@ def test_replayed_corpora_are_never_training_contexts(corpus: Path, tmp_path: Pa
     found = finished_contexts(tmp_path / "data", "deal-or-no-deal", limit=10)
     assert [identity for identity, _ in found] == ["live"]
     assert found[0][1] == DealOrNoDeal().generate(3)
+    assert count_trainable(tmp_path / "data", "deal-or-no-deal") == 1
     assert finished_contexts(tmp_path / "data", "telesales", limit=10) == []
 
 
