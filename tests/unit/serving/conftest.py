@@ -1,0 +1,191 @@
+"""A serving application around a scripted engine: everything but the model is the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from transformers import AutoTokenizer
+
+from negotiation.catalogue import scenario_named
+from negotiation.events import ConversationEvent
+from negotiation.generation import BASE, AdapterNotLoaded, GenerationRequest, GenerationResult
+from negotiation.roles import Role
+from negotiation.scenario import Context
+from serving.app import create_app
+from serving.auth import KeyStore
+from serving.config import ServingSettings
+from serving.slots import AdapterSlots
+
+
+class ScriptedEngine:
+    """Says what ``say`` returns for the request; holds adapters by name only."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.context_length = 512
+        self.say: Callable[[GenerationRequest], str] = lambda request: "Good day."
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.requests: list[GenerationRequest] = []
+        self._loaded: dict[str, Path | None] = {BASE: None}
+
+    async def generate_async(self, request: GenerationRequest) -> GenerationResult:
+        if request.adapter not in self._loaded:
+            raise AdapterNotLoaded(f"adapter {request.adapter!r} is not loaded")
+        self.requests.append(request)
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        ids = self.tokenizer.encode(self.say(request) + "<|end|>", add_special_tokens=False)
+        return GenerationResult(tuple(ids), tuple(-0.25 for _ in ids), "stop")
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+        raise NotImplementedError
+
+    def load_adapter(self, name: str, directory: Path) -> None:
+        if not directory.is_dir():
+            raise ValueError(f"{directory} is not a directory")
+        self._loaded[name] = directory
+
+    def unload_adapter(self, name: str) -> None:
+        del self._loaded[name]
+
+    def loaded_adapters(self) -> frozenset[str]:
+        return frozenset(self._loaded)
+
+    def fingerprint(self, name: str) -> str:
+        return f"fingerprint of {name}"
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class MemorySink:
+    """Keeps each event id once, like the real logs; can be told to fail."""
+
+    events: list[ConversationEvent] = field(default_factory=list)
+    appended: int = 0
+    failure: Exception | None = None
+
+    def append(self, events: Sequence[ConversationEvent]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        known = {event.event_id for event in self.events}
+        self.appended += len(events)
+        self.events.extend(event for event in events if event.event_id not in known)
+
+    def of(self, conversation_id: str) -> list[ConversationEvent]:
+        return [event for event in self.events if event.conversation_id == conversation_id]
+
+
+@dataclass
+class DirectorySource:
+    """The champion is whatever ``name`` says, its files an empty directory."""
+
+    directory: Path
+    name: str | None = "agent@1"
+
+    @dataclass
+    class Champion:
+        name: str
+        directory: Path
+
+        def fetch(self) -> Path:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return self.directory
+
+    def champion(self, role: Role) -> Champion | None:
+        return None if self.name is None else self.Champion(self.name, self.directory / self.name)
+
+
+@dataclass
+class Shop:
+    """One service under test, and what it stands on. ``client`` carries acme's key."""
+
+    settings: ServingSettings
+    engine: ScriptedEngine
+    slots: AdapterSlots
+    sink: MemorySink
+    source: DirectorySource
+    app: FastAPI
+    client: httpx.AsyncClient
+    keys: dict[str, str]
+
+    def headers(self, who: str, **more: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.keys[who]}", **more}
+
+    def opening(self, seed: int = 1, first: Role = Role.AGENT, scenario: str = "telesales", **more: Any) -> dict[str, Any]:
+        context = scenario_named(scenario).generate(seed)
+        return {
+            "scenario": scenario,
+            "context": {
+                "public": context.public,
+                "views": {"agent": context.views[Role.AGENT]},
+                "first_speaker": str(first),
+            },
+            **more,
+        }
+
+    async def open(self, seed: int = 1, first: Role = Role.AGENT, **more: Any) -> dict[str, Any]:
+        response = await self.client.post("/v1/conversations", json=self.opening(seed, first, **more))
+        assert response.status_code == 201, response.text
+        return response.json()
+
+    async def say(self, conversation_id: str, text: str, key: str | None = None) -> httpx.Response:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return await self.client.post(
+            f"/v1/conversations/{conversation_id}/messages", json={"text": text}, headers=headers
+        )
+
+
+MakeShop = Callable[..., Any]
+
+
+def vehicle_with_price(context: Context, over_floor: int) -> str:
+    """An offer of vehicle A so many major units over its floor."""
+    return f"[offer A {context.views[Role.AGENT]['floors']['A'] // 100 + over_floor}]"
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model_dir: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model_dir)
+
+
+@pytest.fixture
+def make_shop(tmp_path: Path, tokenizer: Any) -> MakeShop:
+    """An async context manager that starts a service on ``tmp_path``; start it again to restart it."""
+
+    @asynccontextmanager
+    async def make(sink: MemorySink | None = None, **changes: Any) -> AsyncIterator[Shop]:
+        settings = ServingSettings(**{"state_dir": tmp_path, "max_tokens": 32, "reconcile_seconds": 60, **changes})
+        keys = {}
+        store = KeyStore(settings.keys_path)
+        for who, scope in (("acme", "tenant"), ("rival", "tenant"), ("root", "admin")):
+            keys[who] = store.create_key(who, scope)
+        engine, slots = ScriptedEngine(tokenizer), AdapterSlots(Role.AGENT)
+        sink = sink or MemorySink()
+        source = DirectorySource(tmp_path / "registry")
+        app = create_app(settings, engine, slots, sink, source)
+        async with app.router.lifespan_context(app):
+            await app.state.service.reconcile()
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            headers = {"Authorization": f"Bearer {keys['acme']}"}
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=headers) as client:
+                yield Shop(settings, engine, slots, sink, source, app, client, keys)
+
+    return make
+
+
+@pytest.fixture
+async def shop(make_shop: MakeShop) -> AsyncIterator[Shop]:
+    async with make_shop() as running:
+        yield running
