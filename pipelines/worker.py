@@ -1,0 +1,184 @@
+"""The worker: keeps the dataset up to date with the event log, and runs a round when enough is new.
+
+One process, one thread, one loop. Its state is on disk (committed offsets, the assembly, the round's folder), so it
+may be killed at any time. What it is doing right now stands in ``worker-status.json``, replaced atomically, for
+whoever draws a progress bar. Run it with ``sparring worker``.
+
+Left out on purpose: several workers on one dataset (the dataset's lease refuses the second), and starting
+training elsewhere: ``run`` is handed in, so it may as well submit a job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import FrameType
+
+from pydantic import BaseModel, ConfigDict
+
+from negotiation.event_log import EventLog
+from pipelines.config import PipelineSettings
+from pipelines.conversations import count_trainable
+from pipelines.dataset import DatasetWriter
+from pipelines.round_state import Progress, RoundResult, latest_state, write_atomically
+
+log = logging.getLogger(__name__)
+RunRound = Callable[[Callable[[Progress], None]], RoundResult]
+_STATUS_EVERY_SECONDS = 0.5
+
+
+class WorkerStatus(BaseModel):
+    """What the worker is doing. ``metrics``: the latest of training, per role. ``updated_at`` is UTC.
+
+    ``new_conversations`` of ``needed`` have come since the last round; ``last_round`` is null before the first
+    one that finished in this state folder.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    pid: int
+    phase: str
+    step: int = 0
+    of: int = 0
+    version: int | None = None
+    metrics: Mapping[str, Mapping[str, float]] = {}
+    lag: int = 0
+    conversations: int = 0
+    new_conversations: int = 0
+    needed: int = 0
+    last_round: RoundResult | None = None
+    last_error: str | None = None
+    updated_at: datetime
+
+
+class Stopped(Exception):
+    """The worker was asked to stop; what it was doing goes on at the next start."""
+
+
+def read_status(path: Path) -> WorkerStatus | None:
+    """The status file's content, or None before the worker has written one."""
+    return WorkerStatus.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+@dataclass
+class Worker:
+    """``run`` runs (or goes on with) one round, and is told where to report its progress."""
+
+    settings: PipelineSettings
+    event_log: EventLog
+    run: RunRound
+    stop: threading.Event
+
+    def __post_init__(self) -> None:
+        last = latest_state(self.settings.rounds_dir)
+        self._status = WorkerStatus(
+            pid=os.getpid(),
+            phase="starting",
+            needed=self.settings.min_conversations,
+            last_round=last.result if last else None,
+            updated_at=datetime.now(UTC),
+        )
+        self._shown_at = 0.0
+
+    def work(self, *, once: bool = False) -> int:
+        """Until ``stop`` is set, or with ``once`` until the log is read and at most one round is run.
+
+        Returns the number of rounds that finished. A round that fails is logged and tried again when the next
+        conversations arrive, so that a broken round never stops the dataset; with ``once`` it is raised.
+        """
+        rounds = 0
+        failed_at: int | None = None
+        writer = DatasetWriter(
+            self.event_log,
+            self.settings.datasets_dir,
+            outcome_grace=timedelta(seconds=self.settings.outcome_grace_seconds),
+        )
+        try:
+            while not self.stop.is_set():
+                self._consume(writer)
+                if self._due() and failed_at != self._status.conversations:
+                    try:
+                        result = self.run(self._round_progress)
+                    except Stopped:
+                        break
+                    except Exception as error:
+                        log.exception("round failed", extra={"error_type": type(error).__name__})
+                        self._show("failed", last_error=f"{type(error).__name__}: {error}")
+                        if once:
+                            raise
+                        failed_at = self._status.conversations
+                        continue
+                    rounds += 1
+                    self._show("idle", last_round=result, last_error=None, metrics={})
+                if once:
+                    break
+                self._idle()
+        except Stopped:
+            pass
+        finally:
+            writer.close()
+            self._show("stopped")
+        return rounds
+
+    def _consume(self, writer: DatasetWriter) -> None:
+        report = writer.consume(lambda done, of: self._progress(Progress("consuming", done, of)))
+        if report.conversations or self._status.phase == "starting":
+            self._status = self._status.model_copy(
+                update={"conversations": count_trainable(self.settings.datasets_dir, self.settings.scenario)}
+            )
+
+    def _due(self) -> bool:
+        """An interrupted round goes on at once; a new one starts when enough conversations are new."""
+        last = latest_state(self.settings.rounds_dir)
+        seen = last.conversations if last else 0
+        new = max(0, self._status.conversations - seen)
+        self._status = self._status.model_copy(update={"new_conversations": new})
+        interrupted = last is not None and not last.finished
+        return interrupted or new >= self.settings.min_conversations
+
+    def _idle(self) -> None:
+        self._show("idle", step=0, of=0, lag=self.event_log.lag("dataset"))
+        self.stop.wait(self.settings.poll_seconds)
+
+    def _progress(self, at: Progress) -> None:
+        if self.stop.is_set():
+            raise Stopped
+        changed = at.phase != self._status.phase
+        if changed or at.step == at.of or time.monotonic() - self._shown_at > _STATUS_EVERY_SECONDS:
+            self._show(at.phase, step=at.step, of=at.of)
+
+    def _round_progress(self, at: Progress) -> None:
+        if self.stop.is_set():
+            raise Stopped
+        metrics = at.metrics or self._status.metrics
+        self._show(at.phase, step=at.step, of=at.of, version=at.version, metrics=metrics)
+
+    def _show(self, phase: str, **changes: object) -> None:
+        self._shown_at = time.monotonic()
+        self._status = self._status.model_copy(update={"phase": phase, "updated_at": datetime.now(UTC), **changes})
+        write_atomically(self.settings.worker_status_path, self._status.model_dump_json(indent=1))
+
+
+@contextmanager
+def stop_on_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set ``stop``; a second one ends the process at once. Main thread only."""
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

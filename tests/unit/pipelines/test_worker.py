@@ -1,0 +1,155 @@
+"""The worker's loop: when it runs a round, what it shows, how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from negotiation.catalogue import scenario_named
+from negotiation.events import Closed, ConversationEvent, Opened, OutcomeReported
+from negotiation.roles import Role
+from negotiation.scenario import CloseReason
+from pipelines.config import PipelineSettings
+from pipelines.event_log import SqliteEventLog
+from pipelines.round_state import Phase, Progress, RoundResult, RoundState, round_directory, save_state
+from pipelines.worker import Worker, read_status, stop_on_signals
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> PipelineSettings:
+    return PipelineSettings(state_dir=tmp_path, min_conversations=3, poll_seconds=0.01)
+
+
+@pytest.fixture
+def log(settings: PipelineSettings) -> SqliteEventLog:
+    return SqliteEventLog(settings.event_log_path)
+
+
+def converse(log: SqliteEventLog, *names: str) -> None:
+    context = scenario_named("telesales").generate(1)
+    for name in names:
+        payloads = (
+            Opened(context=context, adapter="agent@1"),
+            Closed(reason=CloseReason.ABANDONED),
+            OutcomeReported(agreed=False, success=False),
+        )
+        log.append(
+            [
+                ConversationEvent(tenant="t", conversation_id=name, sequence=n, payload=payload)
+                for n, payload in enumerate(payloads)
+            ]
+        )
+
+
+class Rounds:
+    """Stands in for training: minutes of it are not what is tested here."""
+
+    def __init__(self, settings: PipelineSettings) -> None:
+        self.settings = settings
+        self.ran: list[int] = []
+        self.fails = False
+
+    def __call__(self, progress: Callable[[Progress], None]) -> RoundResult:
+        version = len(self.ran) + 2
+        state = RoundState(
+            phase=Phase.TRAINING,
+            version=version,
+            run_id="r",
+            scenario="telesales",
+            champions={Role.AGENT: 1, Role.COUNTERPART: 1},
+            conversations=3 * len(self.ran) + 3,
+        )
+        directory = round_directory(self.settings.rounds_dir, version)
+        save_state(directory, state)
+        if self.fails:
+            raise RuntimeError("no luck")
+        progress(Progress("training", 1, 2, version, {"agent": {"reward": 0.5}}))
+        result = RoundResult(version, "r", "telesales", 0, 2, 1.0, {}, "report.html")
+        save_state(directory, state.model_copy(update={"phase": Phase.DONE, "result": result}))
+        self.ran.append(version)
+        return result
+
+
+def test_a_round_runs_when_enough_is_new_and_not_again_until_more_is(
+    settings: PipelineSettings, log: SqliteEventLog
+) -> None:
+    rounds = Rounds(settings)
+
+    def work() -> int:
+        return Worker(settings, log, rounds, threading.Event()).work(once=True)
+
+    converse(log, "a", "b")
+    assert work() == 0
+    converse(log, "c")
+    assert work() == 1
+    assert work() == 0
+    converse(log, "d", "e")
+    assert work() == 0
+    converse(log, "f")
+    assert work() == 1
+    status = read_status(settings.worker_status_path)
+    assert status is not None
+    assert (status.phase, status.conversations, status.pid) == ("stopped", 6, os.getpid())
+    assert status.last_round is not None
+    assert status.last_round.version == 3
+
+
+def test_an_interrupted_round_goes_on_at_once(settings: PipelineSettings, log: SqliteEventLog) -> None:
+    rounds = Rounds(settings)
+    converse(log, "a", "b", "c")
+    rounds.fails = True
+    with pytest.raises(RuntimeError, match="no luck"):
+        Worker(settings, log, rounds, threading.Event()).work(once=True)
+    status = read_status(settings.worker_status_path)
+    assert status is not None
+    assert status.last_error == "RuntimeError: no luck"
+    rounds.fails = False
+    assert Worker(settings, log, rounds, threading.Event()).work(once=True) == 1
+
+
+def test_a_failing_round_does_not_stop_the_dataset(settings: PipelineSettings, log: SqliteEventLog) -> None:
+    stop = threading.Event()
+    rounds = Rounds(settings)
+    attempts: list[int] = []
+
+    def failing(progress: Callable[[Progress], None]) -> RoundResult:
+        attempts.append(len(attempts))
+        if len(attempts) == 1:
+            converse(log, "d")
+            raise RuntimeError("no luck")
+        stop.set()
+        return rounds(progress)
+
+    converse(log, "a", "b", "c")
+    Worker(settings, log, failing, stop).work()
+    assert len(attempts) == 2
+    status = read_status(settings.worker_status_path)
+    assert status is not None
+    assert status.conversations == 4
+
+
+def test_sigterm_during_a_round_ends_the_work_cleanly(settings: PipelineSettings, log: SqliteEventLog) -> None:
+    converse(log, "a", "b", "c")
+    stop = threading.Event()
+
+    def long_round(progress: Callable[[Progress], None]) -> RoundResult:
+        os.kill(os.getpid(), signal.SIGTERM)
+        progress(Progress("training", 1, 1000, 2))
+        raise AssertionError("went on after the signal")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_signals(stop):
+        assert Worker(settings, log, long_round, stop).work() == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    status = read_status(settings.worker_status_path)
+    assert status is not None
+    assert (status.phase, status.last_error) == ("stopped", None)
+
+
+def test_no_status_before_the_first_start(tmp_path: Path) -> None:
+    assert read_status(tmp_path / "worker-status.json") is None
