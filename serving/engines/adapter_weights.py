@@ -18,9 +18,13 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from negotiation.adapter import WEIGHTS_FILE
 from negotiation.generation import BASE, AdapterNotLoaded
+from serving.adapters import AdapterRejected
+
+_PEFT_PREFIX = "base_model.model."
 
 
 class AdapterWeights(Protocol):
@@ -95,6 +99,8 @@ class PeftAdapters:
         assert self._adapted is not None
         self._names.remove(name)
         if self._names:
+            # PEFT warns when the active one is deleted.
+            self._adapted.set_adapter(next(iter(self._names)))
             self._adapted.delete_adapter(name)
         else:
             self._base = self._adapted.unload()
@@ -119,6 +125,39 @@ def choose(base: nn.Module, merge_below: int) -> AdapterWeights:
     """Merged copies for a base of fewer than ``merge_below`` parameters, else low-rank matrices beside it."""
     size = sum(parameter.numel() for parameter in base.parameters())
     return MergedAdapters(base) if size < merge_below else PeftAdapters(base)
+
+
+def layer_shapes(base: nn.Module) -> dict[str, tuple[int, int]]:
+    """Output and input size of every layer that LoRA can target, by its path in the base model."""
+    shapes = {}
+    for path, module in base.named_modules():
+        if isinstance(module, nn.Linear):
+            shapes[path] = (module.out_features, module.in_features)
+        elif isinstance(module, Conv1D):
+            shapes[path] = (module.weight.shape[1], module.weight.shape[0])
+    return shapes
+
+
+def check_fit(shapes: dict[str, tuple[int, int]], name: str, directory: Path) -> None:
+    """Every stored matrix has a layer of its size. Raises AdapterRejected.
+
+    PEFT itself only warns of a layer it cannot find and then serves the base in disguise, and a wrong size
+    leaves the model half changed.
+    """
+    with safe_open(directory / WEIGHTS_FILE, framework="pt") as stored:
+        for key in stored.keys():  # noqa: SIM118
+            path, _, kind = key.removeprefix(_PEFT_PREFIX).removesuffix(".weight").rpartition(".")
+            if path not in shapes:
+                raise AdapterRejected(
+                    f"{name} does not fit this base model: it has no layer {path}; train it on this base"
+                )
+            side = 1 if kind == "lora_A" else 0
+            size = stored.get_slice(key).get_shape()[side]
+            if size != shapes[path][side]:
+                raise AdapterRejected(
+                    f"{name} does not fit this base model: {path} has size {shapes[path][side]}, the adapter's is "
+                    f"{size}; train it on this base"
+                )
 
 
 def changes_output(directory: Path) -> bool:

@@ -35,7 +35,7 @@ from negotiation.generation import (
 )
 from serving.adapters import AdapterRejected, verify_adapter
 from serving.engines import AdapterSlotsFull, EngineClosed
-from serving.engines.adapter_weights import changes_output, choose
+from serving.engines.adapter_weights import changes_output, check_fit, choose, layer_shapes
 from serving.engines.batcher import Batcher, Outcome
 from serving.engines.decoding import Decoder
 from serving.engines.kv_buffer import KvBuffer, kv_shape
@@ -81,6 +81,7 @@ class InProcessEngine:
         self._workspace_bytes = workspace_bytes
         self._shape = kv_shape(model)
         self._decoder = Decoder(model, self.context_length)
+        self._layers = layer_shapes(model)
         self._weights = choose(model, merge_below)
         self._prefixes = PrefixCache(prefix_cache_bytes) if prefix_cache_bytes else None
         self._workspace: torch.Tensor | None = None
@@ -155,6 +156,7 @@ class InProcessEngine:
             manifest = verify_adapter(directory, base_sha256=self._base_sha256, max_rank=self._max_rank)
             if manifest.name != name:
                 raise AdapterRejected(f"the directory holds {manifest.name}, not {name}; point at {name}'s directory")
+            check_fit(self._layers, name, directory)
             try:
                 prepared = self._weights.prepare(name, directory)
                 with self._compute:
@@ -191,7 +193,8 @@ class InProcessEngine:
         self._check(request)
         with self._compute:
             [result] = self._batch(name, [request], prefixes=None)
-        text = " ".join(f"{token}:{logprob:.4f}" for token, logprob in zip(*self._pair(result), strict=True))
+        pairs = zip(result.token_ids, result.logprobs, strict=True)
+        text = " ".join(f"{token}:{logprob:.4f}" for token, logprob in pairs)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def close(self) -> None:
@@ -202,10 +205,6 @@ class InProcessEngine:
             self._workspace = None
             if self._prefixes is not None:
                 self._prefixes.clear()
-
-    @staticmethod
-    def _pair(result: GenerationResult) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        return result.token_ids, result.logprobs
 
     def _probe_ids(self) -> tuple[int, ...]:
         vocabulary = int(self._config.vocab_size)
