@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import ClassVar
 
 from negotiation.roles import Role
 from pipelines.gate import GateDecision, Interval
@@ -68,7 +69,7 @@ def test_text_is_escaped() -> None:
     page = render_report(result, {}, {"<i>": "<u>"})
 
     class Tags(HTMLParser):
-        seen: set[str] = set()
+        seen: ClassVar[set[str]] = set()
 
         def handle_starttag(self, tag: str, attrs: object) -> None:
             self.seen.add(tag)
