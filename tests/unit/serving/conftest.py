@@ -18,7 +18,6 @@ from negotiation.catalogue import scenario_named
 from negotiation.events import ConversationEvent
 from negotiation.generation import BASE, AdapterNotLoaded, GenerationRequest, GenerationResult
 from negotiation.roles import Role
-from negotiation.scenario import Context
 from serving.app import create_app
 from serving.auth import KeyStore
 from serving.config import ServingSettings
@@ -60,7 +59,7 @@ class ScriptedEngine:
         del self._loaded[name]
 
     def loaded_adapters(self) -> frozenset[str]:
-        return frozenset(self._loaded)
+        return frozenset(self._loaded) - {BASE}
 
     def fingerprint(self, name: str) -> str:
         return f"fingerprint of {name}"
@@ -123,7 +122,9 @@ class Shop:
     def headers(self, who: str, **more: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.keys[who]}", **more}
 
-    def opening(self, seed: int = 1, first: Role = Role.AGENT, scenario: str = "telesales", **more: Any) -> dict[str, Any]:
+    def opening(
+        self, seed: int = 1, first: Role = Role.AGENT, scenario: str = "telesales", **more: Any
+    ) -> dict[str, Any]:
         context = scenario_named(scenario).generate(seed)
         return {
             "scenario": scenario,
@@ -150,11 +151,6 @@ class Shop:
 MakeShop = Callable[..., Any]
 
 
-def vehicle_with_price(context: Context, over_floor: int) -> str:
-    """An offer of vehicle A so many major units over its floor."""
-    return f"[offer A {context.views[Role.AGENT]['floors']['A'] // 100 + over_floor}]"
-
-
 @pytest.fixture(scope="session")
 def tokenizer(tiny_model_dir: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_model_dir)
@@ -165,7 +161,9 @@ def make_shop(tmp_path: Path, tokenizer: Any) -> MakeShop:
     """An async context manager that starts a service on ``tmp_path``; start it again to restart it."""
 
     @asynccontextmanager
-    async def make(sink: MemorySink | None = None, **changes: Any) -> AsyncIterator[Shop]:
+    async def make(
+        sink: MemorySink | None = None, champion: str | None = "agent@1", **changes: Any
+    ) -> AsyncIterator[Shop]:
         settings = ServingSettings(**{"state_dir": tmp_path, "max_tokens": 32, "reconcile_seconds": 60, **changes})
         keys = {}
         store = KeyStore(settings.keys_path)
@@ -173,7 +171,7 @@ def make_shop(tmp_path: Path, tokenizer: Any) -> MakeShop:
             keys[who] = store.create_key(who, scope)
         engine, slots = ScriptedEngine(tokenizer), AdapterSlots(Role.AGENT)
         sink = sink or MemorySink()
-        source = DirectorySource(tmp_path / "registry")
+        source = DirectorySource(tmp_path / "registry", champion)
         app = create_app(settings, engine, slots, sink, source)
         async with app.router.lifespan_context(app):
             await app.state.service.reconcile()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from negotiation.catalogue import scenario_named
 from negotiation.events import Closed, Message, Offer, Opened, OutcomeReported
 from negotiation.roles import Role
@@ -39,7 +41,8 @@ async def test_the_customer_opens_when_it_speaks_first(shop):
     assert opened["message"] is None
     assert kinds(shop.sink.of(opened["id"])) == ["opened"]
     answer = (await shop.say(opened["id"], "I need a van.")).json()
-    assert answer == {"reply": {"text": "Good day.", "move": None}, "state": "open", "reason": None, "agreement": None}
+    reply = {"text": "Good day.", "move": None}
+    assert answer == {"reply": reply, "state": "open", "reason": None, "agreement": None}
     events = shop.sink.of(opened["id"])
     assert kinds(events) == ["opened", "message", "message"]
     reply = events[-1].payload
@@ -94,7 +97,7 @@ async def test_transcripts_only_grow_and_hold_what_was_sampled(shop):
     for text in ("How much is the first?", "Too much. [offer B 100]", "Well?"):
         await shop.say(opened["id"], text)
     prompts = [request.prompt_ids for request in shop.engine.requests]
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in pairwise(prompts):
         assert after[: len(before)] == before
     assert "How much is the first?" in shop.engine.tokenizer.decode(list(prompts[-1]))
 

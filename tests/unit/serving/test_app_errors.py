@@ -26,7 +26,7 @@ async def test_missing_unknown_and_wrong_keys(shop):
         assert shape(response) == expected
     assert shape(await shop.client.get("/admin/adapters")) == (403, "permission_error", "wrong_key_scope")
     admin = await shop.client.get("/admin/adapters", headers=shop.headers("root"))
-    assert admin.json() == {"current": "agent@1", "loaded": ["agent@1", "base"], "pinned": {"agent@1": 0}, "failed": {}}
+    assert admin.json() == {"current": "agent@1", "loaded": ["agent@1"], "pinned": {"agent@1": 0}, "failed": {}}
 
 
 async def test_unknown_and_foreign_conversations_look_the_same(shop):
@@ -129,19 +129,30 @@ async def test_a_slow_reply_is_503_and_takes_nothing(make_shop):
         assert [event.sequence for event in shop.sink.of(opened["id"])] == [0, 1, 2]
 
 
-async def test_readiness_says_why_not(shop, make_shop):
+async def test_a_running_service_is_ready(shop):
     assert (await shop.client.get("/readyz")).json() == {"status": "ready"}
     assert (await shop.client.get("/livez")).json() == {"status": "alive"}
     assert (await shop.client.get("/docs")).status_code == 200
 
 
-async def test_without_a_champion_nothing_can_be_opened(shop):
-    shop.slots._current = None  # as before the first load
-    response = await shop.client.get("/readyz")
-    assert shape(response) == (503, "unavailable_error", "not_ready")
-    assert "no champion" in response.json()["error"]["message"]
-    opened = await shop.client.post("/v1/conversations", json=shop.opening())
-    assert shape(opened) == (503, "unavailable_error", "no_adapter")
+async def test_without_a_champion_nothing_can_be_opened(make_shop):
+    async with make_shop(champion=None) as shop:
+        response = await shop.client.get("/readyz")
+        assert shape(response) == (503, "unavailable_error", "not_ready")
+        assert "no champion" in response.json()["error"]["message"]
+        opened = await shop.client.post("/v1/conversations", json=shop.opening())
+        assert shape(opened) == (503, "unavailable_error", "no_adapter")
+        assert shop.sink.events == []
+
+
+async def test_a_refused_champion_is_named_with_its_reason(make_shop):
+    async with make_shop(champion="agent@1") as shop:
+        shop.source.name = "counterpart@2"
+        answer = await shop.client.post("/admin/reconcile", headers=shop.headers("root"))
+        assert answer.json()["current"] == "agent@1"
+        assert "counterpart@2" in answer.json()["failed"]
+        assert (await shop.client.get("/readyz")).status_code == 200
+        assert "sparring_adapter_swap_failures_total 0.0" not in (await shop.client.get("/metrics")).text
 
 
 async def test_metrics_have_routes_not_ids(shop):

@@ -139,7 +139,7 @@ async def test_a_conversation_stays_with_the_adapter_it_began_with(shop):
     assert shop.slots.pinned == {"agent@1": 1, "agent@2": 1}
     await shop.say(old["id"], "[quit]")
     answer = await shop.client.post("/admin/reconcile", headers=shop.headers("root"))
-    assert answer.json()["loaded"] == ["agent@2", "base"]
+    assert answer.json()["loaded"] == ["agent@2"]
 
 
 async def test_an_old_version_comes_back_after_a_restart_from_the_kept_copy(make_shop):
