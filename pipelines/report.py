@@ -10,6 +10,7 @@ import matplotlib
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from negotiation.roles import Role
 from pipelines.round_state import RoundResult
@@ -51,6 +52,7 @@ def _curves(curves: Curves) -> str:
                 axis.plot(*zip(*points, strict=True), color=_COLOURS[role], label=str(role))
         axis.set_title(name.replace("_", " "), fontsize=9)
         axis.tick_params(labelsize=7)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
     for axis in list(figure.axes)[len(names) :]:
         axis.set_axis_off()
