@@ -34,6 +34,7 @@ from serving.errors import ApiError, not_found
 from serving.flow import (
     Abandon,
     Command,
+    ControlTokens,
     ConversationClosed,
     MessageDoesNotFit,
     Open,
@@ -211,6 +212,9 @@ class Conversations:
             if isinstance(step.command, Open):
                 raise ApiError(422, "context_too_long", str(error), param="context") from error
             raise ApiError(413, "message_too_long", str(error), param="text") from error
+        except ControlTokens as error:
+            param = "context" if isinstance(step.command, Open) else "text"
+            raise ApiError(422, "control_tokens", str(error), param=param) from error
         except PromptTooLong as error:
             raise ApiError(413, "message_too_long", str(error), param="text") from error
         except ConversationClosed as error:

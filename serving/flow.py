@@ -35,6 +35,10 @@ class MessageDoesNotFit(ValueError):
     """The prompt with this message leaves no room in the model's context for a reply."""
 
 
+class ControlTokens(ValueError):
+    """A text holds tokens that mark turns for the model: it could speak in another role's name."""
+
+
 class ConversationClosed(ValueError):
     """The conversation has ended: nothing more can be said."""
 
@@ -172,6 +176,7 @@ class Flow:
         if isinstance(command, Say):
             if record.state.closed is not None:
                 raise ConversationClosed(f"the conversation ended: {record.state.closed}; open another one")
+            self._refuse_control_tokens(command.text)
             draft.take(Role.COUNTERPART, command.text)
             if draft.record.state.closed is None:
                 draft.transcript.hear(draft.record.state.turns[-1].shown)
@@ -249,6 +254,7 @@ class Flow:
             state=scenario.begin(context),
         )
         prompt = scenario.system_prompt(Role.AGENT, context)
+        self._refuse_control_tokens(prompt)
         room = self._engine.context_length - self._sampling.max_tokens - LEAST_MESSAGE_TOKENS
         length = len(self._chat.opening(prompt))
         if length > room:
@@ -266,6 +272,13 @@ class Flow:
         prompt = scenario_named(record.context.scenario).system_prompt(Role.AGENT, record.context)
         transcript = Transcript(self._chat, prompt, record.ids, record.sampled, record.logprobs)
         return Draft(step, record.model_copy(update={"events": []}), transcript)
+
+    def _refuse_control_tokens(self, text: str) -> None:
+        tokenizer = self._chat.tokenizer
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        plain = tokenizer.decode(ids, skip_special_tokens=True)
+        if plain != tokenizer.decode(ids, skip_special_tokens=False):
+            raise ControlTokens("the text holds a control token of the model, such as <|end|>: leave it out")
 
     def _check_report(self, record: ConversationRecord) -> None:
         if record.state.closed is None:

@@ -31,7 +31,9 @@ class ServiceMetrics:
             "sparring_http_seconds", "Seconds to answer", ["method", "route"], buckets=_SECONDS, **on
         )
         self.swaps = Counter("sparring_adapter_swaps", "Adapter versions taken into service", **on)
-        self.swap_failures = Counter("sparring_adapter_swap_failures", "Failed tries to take a version into service", **on)
+        self.swap_failures = Counter(
+            "sparring_adapter_swap_failures", "Failed tries to take a version into service", **on
+        )
         self.background_failures = Counter("sparring_background_failures", "Failed upkeep runs", ["task"], **on)
         self._pinned = pinned
         self._pins = Gauge("sparring_pinned_conversations", "Open conversations by adapter", ["adapter"], **on)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Protocol
 
@@ -25,6 +26,9 @@ from serving.schemas import (
     ReportOutcome,
     SendMessage,
 )
+
+
+log = logging.getLogger("serving")
 
 
 class Service(Protocol):
@@ -135,7 +139,12 @@ async def show_adapters(service: ServiceOf) -> AdaptersShown:
 @admin.post("/reconcile")
 async def reconcile(service: ServiceOf) -> AdaptersShown:
     """Look at the registry now instead of at the next interval; answers with what is in service then."""
-    await service.reconcile()
+    try:
+        await service.reconcile()
+    except Exception as error:  # whatever the registry's client raises, the service itself is well
+        kind = type(error).__name__
+        log.exception("the registry failed", extra={"error_type": kind})
+        raise ApiError(503, "registry_failed", f"the registry could not be asked ({kind}): see the log") from error
     return service.adapters()
 
 

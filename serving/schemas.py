@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from negotiation.events import OutcomeReported
 from negotiation.moves import Move
@@ -52,8 +52,8 @@ class ReportOutcome(_Body):
 
     agreed: bool
     success: bool | None = None
-    rewards: dict[Role, float] = Field(default_factory=dict)
-    points: dict[Role, float] = Field(default_factory=dict)
+    rewards: dict[Role, FiniteFloat] = Field(default_factory=dict)
+    points: dict[Role, FiniteFloat] = Field(default_factory=dict)
     pareto_optimal: bool | None = None
     counterpart_view: dict[str, object] | None = None
     note: str = Field("", max_length=1000)
