@@ -5,13 +5,14 @@ Run ``sparring --help``.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
 from sparring import __version__
-from sparring.commands import data, keys, model, options
+from sparring.commands import data, demo, keys, learning, model, options, registry, service
 from sparring.errors import MisuseError, RefusedError
 
 
@@ -54,8 +55,20 @@ def _main(
     ] = False,
 ) -> None:
     """Options that stand before the command."""
+    # Nothing that we start reports home unless the user asked for it.
+    for variable, value in (("MLFLOW_DISABLE_TELEMETRY", "true"), ("HF_HUB_DISABLE_TELEMETRY", "1")):
+        os.environ.setdefault(variable, value)
 
 
+app.command(epilog="Example: sparring demo --once")(demo.demo)
+app.command(epilog="Example: sparring serve --port 9000")(service.serve)
+app.command(epilog="Example: sparring worker --config sparring.toml")(service.worker)
+app.command(epilog="Example: sparring train --json > round.json")(learning.train)
+app.command(epilog="Example: sparring evaluate --role agent --version 3 --scenarios 100")(learning.evaluate)
+app.command(epilog="Example: sparring gate --role agent --version 3")(registry.gate)
+app.command(epilog="Example: sparring promote --role agent --version 3")(registry.promote)
+app.command(epilog="Example: sparring rollback --role agent --to 2")(registry.rollback)
+app.command(epilog="Example: sparring adapters --json")(registry.adapters)
 app.command("replay", epilog="Example: sparring replay dialogues.txt")(data.replay_corpus)
 app.add_typer(data.dataset_app, name="dataset")
 app.add_typer(keys.app, name="keys")

@@ -1,0 +1,154 @@
+"""Puts the parts together from the settings: the only place that knows which implementation stands behind a seam.
+
+Heavy parts (torch, MLflow) are imported by the functions that need them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from negotiation.adapter import AdapterName
+from sparring.errors import MisuseError
+from sparring.models import ResolvedModel, resolve_base_model
+from sparring.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from negotiation.event_log import EventLog
+    from pipelines.dataset import DatasetWriter
+    from pipelines.event_log import SqliteEventLog
+    from pipelines.registry import MlflowRegistry
+    from pipelines.round_state import Progress, RoundResult
+    from serving.engines.in_process import InProcessEngine
+
+TRAINING_BATCH = 128
+"""Dialogues generated together in training and evaluation, where nobody waits for a single reply."""
+
+
+def open_event_log(settings: Settings) -> SqliteEventLog:
+    """The embedded event log. The caller closes it."""
+    from pipelines.event_log import SqliteEventLog
+
+    return SqliteEventLog(settings.pipelines.event_log_path)
+
+
+def open_dataset_writer(settings: Settings, event_log: EventLog) -> DatasetWriter:
+    """The dataset's one writer. The caller closes it. Raises MisuseError while another process writes."""
+    from pipelines.dataset import DatasetInUse, DatasetWriter
+
+    try:
+        return DatasetWriter(
+            event_log,
+            settings.pipelines.datasets_dir,
+            outcome_grace=timedelta(seconds=settings.pipelines.outcome_grace_seconds),
+        )
+    except DatasetInUse as error:
+        raise MisuseError(str(error)) from error
+
+
+def open_registry(settings: Settings, model: ResolvedModel) -> MlflowRegistry:
+    """The registry, with a champion of each role: at first a fresh adapter, which changes nothing."""
+    from pipelines.registry import MlflowRegistry
+
+    registry = MlflowRegistry(settings.pipelines.resolved_tracking_uri, settings.pipelines.adapters_dir)
+    registry.bootstrap(_fresh_adapter(settings, model))
+    return registry
+
+
+def _fresh_adapter(settings: Settings, model: ResolvedModel) -> Callable[[AdapterName, Path], object]:
+    def write(name: AdapterName, directory: Path) -> object:
+        from training.artifacts import write_fresh_adapter
+
+        return write_fresh_adapter(settings.training, model.path, name, model.name, model.sha256, directory)
+
+    return write
+
+
+def open_engine(settings: Settings, model: ResolvedModel, *, max_batch: int | None = None) -> InProcessEngine:
+    """The in-process engine with the base model loaded. The caller closes it."""
+    from serving.engines.in_process import InProcessEngine
+
+    engine = settings.serving.engine
+    return InProcessEngine(
+        model.path,
+        model.sha256,
+        max_adapters=engine.max_adapters,
+        max_batch=max_batch or engine.max_batch,
+        threads=engine.threads,
+        max_rank=engine.max_adapter_rank,
+        max_waiting=settings.serving.max_waiting,
+    )
+
+
+@contextmanager
+def application(settings: Settings) -> Iterator[FastAPI]:
+    """The HTTP application with everything behind it, for as long as the context lasts."""
+    from negotiation.roles import Role
+    from serving.app import create_app
+    from serving.slots import AdapterSlots
+
+    model = resolve_base_model(settings.base_model)
+    registry = open_registry(settings, model)
+    event_log = open_event_log(settings)
+    engine = open_engine(settings, model)
+    try:
+        yield create_app(settings.serving, engine, AdapterSlots(Role.AGENT), event_log, registry)
+    finally:
+        engine.close()
+        event_log.close()
+
+
+def run_worker(settings: Settings, stop: threading.Event, *, once: bool = False) -> int:
+    """Work until ``stop`` is set (SIGTERM and SIGINT set it). Returns the number of finished rounds."""
+    from pipelines.dataset import DatasetInUse
+    from pipelines.worker import Worker, stop_on_signals
+
+    event_log = open_event_log(settings)
+    try:
+        with stop_on_signals(stop):
+            return Worker(settings.pipelines, event_log, _round_runner(settings), stop).work(once=once)
+    except DatasetInUse as error:
+        raise MisuseError(str(error)) from error
+    finally:
+        event_log.close()
+
+
+def train_once(settings: Settings, progress: Callable[[Progress], None]) -> RoundResult:
+    """Take in what the log has, then run one round (or go on with the interrupted one)."""
+    event_log = open_event_log(settings)
+    try:
+        # Held for the whole round, so that no worker begins one beside it.
+        writer = open_dataset_writer(settings, event_log)
+        try:
+            writer.consume()
+            return _round_runner(settings)(progress)
+        finally:
+            writer.close()
+    finally:
+        event_log.close()
+
+
+def _round_runner(settings: Settings) -> Callable[[Callable[[Progress], None]], RoundResult]:
+    def run(progress: Callable[[Progress], None]) -> RoundResult:
+        from negotiation.catalogue import scenario_named
+        from pipelines.round import run_round
+        from training.cotrain import BaseModelRef
+
+        model = resolve_base_model(settings.base_model)
+        return run_round(
+            settings.pipelines,
+            settings.training,
+            registry=open_registry(settings, model),
+            scenario=scenario_named(settings.pipelines.scenario),
+            base=BaseModelRef(path=model.path, sha256=model.sha256, name=model.name),
+            engine_factory=lambda: open_engine(settings, model, max_batch=TRAINING_BATCH),
+            progress=progress,
+        )
+
+    return run
