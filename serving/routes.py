@@ -27,7 +27,6 @@ from serving.schemas import (
     SendMessage,
 )
 
-
 log = logging.getLogger("serving")
 
 
