@@ -181,7 +181,10 @@ def test_a_name_that_comes_back_does_not_meet_its_old_prefixes(
     engine, fresh = make_engine(), make_engine()
     engine.load_adapter("agent@1", write_adapter("agent@1", seed=1))
     [first] = ask(engine, "agent@1")
+    assert engine._prefixes is not None
+    assert engine._prefixes.held_bytes > 0
     engine.unload_adapter("agent@1")
+    assert engine._prefixes.held_bytes == 0
     shutil.rmtree(tmp_path / "adapters" / "agent@1")
     directory = write_adapter("agent@1", seed=2)
     longer = GenerationRequest(PROMPT + first.token_ids + (1, 2), "agent@1", GREEDY)
