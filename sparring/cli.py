@@ -15,6 +15,14 @@ from sparring import __version__
 from sparring.commands import data, demo, keys, learning, model, options, registry, service
 from sparring.errors import MisuseError, RefusedError
 
+_QUIET = {
+    # Nothing that we start reports home unless the user asked for it.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # Bars for files of a few kilobytes only clutter the logs.
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+
 
 class _Front(TyperGroup):
     """Turns what went wrong into one plain line and an exit code."""
@@ -55,8 +63,7 @@ def _main(
     ] = False,
 ) -> None:
     """Options that stand before the command."""
-    # Nothing that we start reports home unless the user asked for it.
-    for variable, value in (("MLFLOW_DISABLE_TELEMETRY", "true"), ("HF_HUB_DISABLE_TELEMETRY", "1")):
+    for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
 
 

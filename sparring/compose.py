@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipelines.registry import MlflowRegistry
     from pipelines.round_state import Progress, RoundResult
     from serving.engines.in_process import InProcessEngine
+    from training.artifacts import BaseModelRef
 
 TRAINING_BATCH = 128
 """Dialogues generated together in training and evaluation, where nobody waits for a single reply."""
@@ -61,11 +62,19 @@ def open_registry(settings: Settings, model: ResolvedModel) -> MlflowRegistry:
     return registry
 
 
+def base_reference(model: ResolvedModel) -> BaseModelRef:
+    """The base model as training names it."""
+    from training.artifacts import BaseModelRef
+
+    return BaseModelRef(path=model.path, name=model.name, sha256=model.sha256)
+
+
 def _fresh_adapter(settings: Settings, model: ResolvedModel) -> Callable[[AdapterName, Path], object]:
     def write(name: AdapterName, directory: Path) -> object:
-        from training.artifacts import write_fresh_adapter
+        from training.artifacts import initialise_adapter
 
-        return write_fresh_adapter(settings.training, model.path, name, model.name, model.sha256, directory)
+        training = settings.training
+        return initialise_adapter(base_reference(model), name, training.adapter, training.seed, directory)
 
     return write
 
@@ -138,7 +147,6 @@ def _round_runner(settings: Settings) -> Callable[[Callable[[Progress], None]], 
     def run(progress: Callable[[Progress], None]) -> RoundResult:
         from negotiation.catalogue import scenario_named
         from pipelines.round import run_round
-        from training.cotrain import BaseModelRef
 
         model = resolve_base_model(settings.base_model)
         return run_round(
@@ -146,7 +154,7 @@ def _round_runner(settings: Settings) -> Callable[[Callable[[Progress], None]], 
             settings.training,
             registry=open_registry(settings, model),
             scenario=scenario_named(settings.pipelines.scenario),
-            base=BaseModelRef(path=model.path, sha256=model.sha256, name=model.name),
+            base=base_reference(model),
             engine_factory=lambda: open_engine(settings, model, max_batch=TRAINING_BATCH),
             progress=progress,
         )
