@@ -1,0 +1,188 @@
+"""A whole round on the tiny model with a real registry: it ends in versions, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from negotiation.catalogue import scenario_named
+from negotiation.events import Closed, ConversationEvent, Opened, OutcomeReported, Payload
+from negotiation.roles import Role
+from negotiation.scenario import CloseReason
+from pipelines import round as round_module
+from pipelines.config import GateSettings, PipelineSettings
+from pipelines.dataset import DatasetWriter
+from pipelines.event_log import SqliteEventLog
+from pipelines.registry import CHALLENGER, CHAMPION, MlflowRegistry
+from pipelines.round import RoundSuperseded, run_round
+from pipelines.round_state import Phase, Progress, RoundResult, latest_state
+from serving.engines.in_process import InProcessEngine
+from training.artifacts import BaseModelRef, initialise_adapter
+from training.config import AdapterSettings, TrainingSettings
+
+pytestmark = pytest.mark.service
+
+TRAINING = TrainingSettings(
+    steps=1,
+    scenarios_per_step=2,
+    group_size=2,
+    max_message_tokens=8,
+    max_logprob_gap=1.0,
+    threads=1,
+    adapter=AdapterSettings(rank=4, alpha=8, target_modules=("q_proj", "v_proj")),
+)
+
+
+class Bench:
+    """One deployment's settings, registry and model."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        gate = GateSettings(min_scenarios=2, resamples=200)
+        self.settings = PipelineSettings(
+            state_dir=folder, evaluation_scenarios=2, gate=gate, counterpart_gate=gate, min_conversations=1
+        )
+        digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+        self.base = BaseModelRef(model, "tiny", digest)
+        self.registry = MlflowRegistry(self.settings.resolved_tracking_uri, self.settings.adapters_dir)
+        self.registry.bootstrap(
+            lambda name, directory: initialise_adapter(self.base, name, TRAINING.adapter, 0, directory)
+        )
+        self.seen: list[Progress] = []
+
+    def engine(self) -> InProcessEngine:
+        return InProcessEngine(self.base.path, self.base.sha256, max_adapters=8, max_batch=16, threads=1)
+
+    def run(self, progress: Callable[[Progress], None] | None = None) -> RoundResult:
+        return run_round(
+            self.settings,
+            TRAINING,
+            registry=self.registry,
+            scenario=scenario_named("telesales"),
+            base=self.base,
+            engine_factory=self.engine,
+            progress=progress or self.seen.append,
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path, tiny_model_dir: Path) -> Bench:
+    return Bench(tmp_path / "var", tiny_model_dir)
+
+
+class Killed(BaseException):
+    """As good as SIGKILL to the code under test: nothing there catches it."""
+
+
+def publish(bench: Bench, count: int) -> None:
+    log = SqliteEventLog(bench.settings.event_log_path)
+    for number in range(count):
+        context = scenario_named("telesales").generate(number)
+        known = {Role.AGENT: context.views[Role.AGENT]}
+        payloads: list[Payload] = [
+            Opened(context=context.model_copy(update={"views": known}), adapter="agent@1"),
+            Closed(reason=CloseReason.ABANDONED),
+            OutcomeReported(agreed=False),
+        ]
+        log.append(
+            [
+                ConversationEvent(tenant="t", conversation_id=f"c{number}", sequence=n, payload=payload)
+                for n, payload in enumerate(payloads)
+            ]
+        )
+    writer = DatasetWriter(log, bench.settings.datasets_dir)
+    writer.consume()
+    writer.close()
+    log.close()
+
+
+def test_a_round_ends_in_registered_versions_a_report_and_a_reasoned_verdict(bench: Bench) -> None:
+    publish(bench, 5)
+    result = bench.run()
+    assert (result.version, result.trained_on, result.steps) == (2, 5, 1)
+    for role in Role:
+        verdict = result.verdicts[role]
+        assert (verdict.champion, verdict.candidate) == (f"{role}@1", f"{role}@2")
+        assert verdict.reasons
+        assert verdict.scenarios == 2
+        assert bench.registry.version(role, CHALLENGER) == 2
+        assert bench.registry.version(role, CHAMPION) == (2 if verdict.promoted else 1)
+        assert bench.registry.adapter(role, 2).fetch().name == f"{role}@2"
+    assert "<svg" in Path(result.report).read_text(encoding="utf-8")
+    run = bench.registry.client.get_run(result.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["training.steps"] == "1"
+    for role in Role:
+        assert any(name.startswith(f"{role}/") for name in run.data.metrics)
+        assert f"gate/{role}/difference/success/mean" in run.data.metrics
+    assert {"calibrating", "training", "evaluating", "registering", "done"} <= {at.phase for at in bench.seen}
+    state = latest_state(bench.settings.rounds_dir)
+    assert state is not None
+    assert (state.phase, state.conversations, state.result) == (Phase.DONE, 5, result)
+
+
+@pytest.mark.parametrize("phase", ["calibrating", "training", "evaluating", "registering"])
+def test_a_killed_round_goes_on_under_the_same_version(
+    bench: Bench, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(at: Progress) -> None:
+        if at.phase == phase and (phase == "calibrating" or at.step > 0 or phase == "registering"):
+            raise Killed
+
+    trainings: list[int] = []
+    cotrain = round_module.cotrain
+    monkeypatch.setattr(round_module, "cotrain", lambda *a, **k: (trainings.append(1), cotrain(*a, **k))[1])
+    with pytest.raises(Killed):
+        bench.run(kill)
+    result = bench.run()
+    assert result.version == 2
+    assert len(trainings) == (2 if phase == "training" else 1)
+    for role in Role:
+        versions = bench.registry.client.search_model_versions(f"name = 'sparring-{role}'")
+        assert sorted(int(version.version) for version in versions) == [1, 2]
+    assert bench.run().version == 3
+
+
+def test_a_round_whose_champion_was_replaced_is_superseded(bench: Bench) -> None:
+    def kill(at: Progress) -> None:
+        if at.phase == "evaluating":
+            raise Killed
+
+    first = bench.run()
+    with pytest.raises(Killed):
+        bench.run(kill)
+    state = latest_state(bench.settings.rounds_dir)
+    assert state is not None
+    other = first.version if state.champions[Role.AGENT] == 1 else 1
+    bench.registry.set_alias(Role.AGENT, CHAMPION, other)
+    result = bench.run()
+    assert result.version == state.version + 1
+    assert result.verdicts[Role.AGENT].champion == f"agent@{other}"
+    assert bench.registry.client.get_run(state.run_id).info.status == "FAILED"
+
+
+def test_a_promotion_never_replaces_a_champion_that_was_not_judged(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.run()
+    judge = round_module.decide
+
+    def promoting(*arguments: object, **options: object) -> object:
+        from dataclasses import replace
+
+        return replace(judge(*arguments, **options), promote=True)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(round_module, "decide", promoting)
+
+    def meddle(at: Progress) -> None:
+        if at.phase == "registering":
+            champion = bench.registry.version(Role.AGENT, CHAMPION)
+            bench.registry.set_alias(Role.AGENT, CHAMPION, first.version if champion == 1 else 1)
+
+    with pytest.raises(RoundSuperseded, match="evaluate it against"):
+        bench.run(meddle)
+    state = latest_state(bench.settings.rounds_dir)
+    assert state is not None
+    assert state.phase is Phase.SUPERSEDED
