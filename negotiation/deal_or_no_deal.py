@@ -55,7 +55,7 @@ def remainder(counts: Split, share: Split) -> Split:
 
 def splits(counts: Split) -> Iterator[Split]:
     """Every share a side could take."""
-    yield from product(*(range(count + 1) for count in counts))  # type: ignore[misc]
+    yield from product(*(range(count + 1) for count in counts))
 
 
 def pareto_optimal(counts: Split, own: Split, other: Split, share: Split) -> bool:
@@ -157,7 +157,7 @@ class DealOrNoDeal:
             # A side that cannot state the split it agreed to has no deal: waiting longer would not help.
             changes: dict[str, object] = {"closed": CloseReason.STATEMENTS_DIFFER} if selecting else {}
             return take_turn(
-                state, role, parsed, move=None, rejected=rejected, max_turns=self.max_turns, **changes
+                state, role, parsed, move=None, rejected=rejected, max_turns=self.max_turns, changes=changes
             )
         if move is None:
             return take_turn(state, role, parsed, move=None, rejected=None, max_turns=self.max_turns)
@@ -171,9 +171,7 @@ class DealOrNoDeal:
         else:
             changes = {"closed": CloseReason.WALKED_AWAY} if move.kind == "quit" else {}
         limit = self.max_turns + 2 if selecting or move.kind == "agree" else self.max_turns
-        return take_turn(
-            state, role, parsed, move=move, rejected=None, shown=shown, max_turns=limit, **changes
-        )
+        return take_turn(state, role, parsed, move=move, rejected=None, shown=shown, max_turns=limit, changes=changes)
 
     def _illegal(self, context: Context, state: NegotiationState, move: Move | None) -> str | None:
         if move is None:

@@ -87,7 +87,7 @@ class ConversationEvent(BaseModel):
     """The envelope. ``sequence`` counts from 0 within a conversation without gaps."""
 
     model_config = ConfigDict(frozen=True)
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     tenant: str
     conversation_id: str
     sequence: int = Field(ge=0)

@@ -8,7 +8,7 @@ except through words spoken. All methods are pure.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -114,8 +114,8 @@ class Outcome(BaseModel):
 class Scenario(Protocol):
     """A kind of negotiation."""
 
-    name: str
-    max_turns: int
+    name: ClassVar[str]
+    max_turns: ClassVar[int]
 
     def generate(self, seed: int) -> Context:
         """A valid context from a seed: same seed, same context, on every machine."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from negotiation.moves import Move, ParsedMessage
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason, NegotiationState, Turn
@@ -25,7 +27,7 @@ def take_turn(
     shown: str | None = None,
     blocked: bool = False,
     max_turns: int,
-    **changes: object,
+    changes: Mapping[str, object] | None = None,
 ) -> NegotiationState:
     """Append a turn, hand the floor over, close at the turn limit, then apply ``changes``."""
     turn = Turn(
@@ -40,5 +42,5 @@ def take_turn(
     update: dict[str, object] = {"turns": turns, "next_speaker": role.other}
     if len(turns) >= max_turns:
         update["closed"] = CloseReason.TURN_LIMIT
-    update.update(changes)
+    update.update(changes or {})
     return state.model_copy(update=update)

@@ -103,9 +103,7 @@ class VehicleTelesales:
         for vehicle_id, body in zip(_IDS, bodies, strict=True):
             list_price = rng.randrange(32, 89) * GRID
             floor = _grid(list_price * rng.uniform(0.80, 0.92))
-            vehicles.append(
-                Vehicle(id=vehicle_id, body=body, fuel=rng.choice(FUELS), list_price=list_price * MINOR)
-            )
+            vehicles.append(Vehicle(id=vehicle_id, body=body, fuel=rng.choice(FUELS), list_price=list_price * MINOR))
             floors[vehicle_id] = floor * MINOR
         context = Context(
             scenario=self.name,
@@ -204,7 +202,7 @@ class VehicleTelesales:
             changes = {"closed": CloseReason.AGREED, "agreement": state.standing}
         elif move is not None and move.kind == "quit":
             changes = {"closed": CloseReason.WALKED_AWAY}
-        return take_turn(state, role, parsed, move=move, rejected=None, max_turns=self.max_turns, **changes)
+        return take_turn(state, role, parsed, move=move, rejected=None, max_turns=self.max_turns, changes=changes)
 
     def _illegal(self, context: Context, state: NegotiationState, role: Role, move: Move | None) -> str | None:
         if move is None:
@@ -270,4 +268,3 @@ class VehicleTelesales:
 def _grid(price: float, *, up: bool = False) -> int:
     """A price in major units put on the grid of 250."""
     return int(-(-price // GRID) if up else price // GRID) * GRID
-

@@ -55,31 +55,39 @@ class ChatFormat:
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def _encode_words(self, text: str) -> list[int]:
+        """Ids of words said by somebody: control tokens written in them are letters, and command nothing."""
+        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def _around(self, text: str, marker: str, words: str) -> list[int]:
+        before, after = text.split(marker)
+        return [*self._encode(before), *self._encode_words(words), *self._encode(after)]
+
     def opening(self, system_prompt: str) -> list[int]:
         """Ids of the system prompt up to where our side begins to speak first."""
-        return self._encode(self._opening.replace(_SYSTEM, system_prompt))
+        return self._around(self._opening, _SYSTEM, system_prompt)
 
     def opening_with(self, system_prompt: str, message: str) -> list[int]:
         """Ids when the other side speaks first: system prompt, their message, our turn."""
-        text = self._system_only.replace(_SYSTEM, system_prompt) + message + self._user_tail
-        return self._encode(text)
+        system = self._around(self._system_only, _SYSTEM, system_prompt)
+        return [*system, *self._encode_words(message), *self._encode(self._user_tail)]
 
     def reply(self, message: str, *, turn_ended: bool) -> list[int]:
         """Ids to append after our own turn: its end (unless we sampled it), their message, our turn again."""
         between = self._between
         if turn_ended and self._end_of_turn and between.startswith(self._end_of_turn):
             between = between[len(self._end_of_turn) :]
-        return self._encode(between + message + self._user_tail)
+        return [*self._encode(between), *self._encode_words(message), *self._encode(self._user_tail)]
 
     @cached_property
     def _end_of_turn(self) -> str:
-        return self.tokenizer.decode([self.end_of_turn_id], skip_special_tokens=False)
+        return str(self.tokenizer.decode([self.end_of_turn_id], skip_special_tokens=False))
 
     @cached_property
     def end_of_turn_id(self) -> int:
         """The token that ends our turn: the first special token the template writes after our words."""
         first = self._encode(self._between)[:1]
-        return first[0] if first else self.tokenizer.eos_token_id
+        return first[0] if first else int(self.tokenizer.eos_token_id)
 
 
 @dataclass
@@ -116,7 +124,7 @@ class Transcript:
         self.ids.extend(token_ids)
         self.sampled.extend([1] * len(token_ids))
         self.logprobs.extend(logprobs)
-        return self.chat.tokenizer.decode(list(token_ids), skip_special_tokens=True).strip()
+        return str(self.chat.tokenizer.decode(list(token_ids), skip_special_tokens=True)).strip()
 
     def _append(self, ids: Sequence[int]) -> None:
         self.ids.extend(ids)

@@ -8,6 +8,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -66,7 +67,7 @@ def export_adapter(
     staging = directory.with_name(f".{directory.name}.{os.getpid()}")
     if staging.exists():
         shutil.rmtree(staging)
-    model.save_pretrained(staging, selected_adapters=[adapter_name_in_peft], safe_serialization=True)
+    model.save_pretrained(str(staging), selected_adapters=[adapter_name_in_peft], safe_serialization=True)
     nested = staging / adapter_name_in_peft
     source = nested if nested.is_dir() else staging
     config = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -98,15 +99,15 @@ def initialise_adapter(
 ) -> AdapterManifest:
     """A fresh adapter that changes nothing yet (B is zero): the version that serving starts from."""
     torch.manual_seed(seed)
-    model = get_peft_model(load_base(base), lora_config(settings))  # type: ignore[arg-type]
-    return export_adapter(model, "default", name, base.name, base.sha256, directory)  # type: ignore[arg-type]
+    model = get_peft_model(load_base(base), lora_config(settings))
+    return export_adapter(model, "default", name, base.name, base.sha256, directory)
 
 
 def load_weights(model: PeftModel, adapter_name_in_peft: str, directory: Path) -> None:
     """Copy an exported adapter's weights into an existing adapter of the same shape. Raises ValueError."""
     from peft import set_peft_model_state_dict
 
-    result = set_peft_model_state_dict(
+    result: Any = set_peft_model_state_dict(
         model, load_file(directory / WEIGHTS_FILE), adapter_name=adapter_name_in_peft
     )
     if result.unexpected_keys:

@@ -47,7 +47,7 @@ class TrainingSettings(BaseModel):
         0.5,
         ge=0,
         le=1,
-        description="Share of groups in which the two learning roles meet; in the others each meets scripted players.",
+        description="Share of groups in which the two learning roles meet; else each meets scripted players.",
     )
     max_message_tokens: int = Field(40, ge=4, description="Longest message a model may sample, in tokens.")
     max_logprob_gap: float = Field(

@@ -221,7 +221,9 @@ class Cotraining:
         metrics = self.steps[update.step - 1]
         metrics.updates[role] = update
         if len(metrics.updates) == len(Role):
-            self.progress(RoundProgress(update.step, self.settings.steps, {role: metrics.of_role(role) for role in Role}))
+            self.progress(
+                RoundProgress(update.step, self.settings.steps, {role: metrics.of_role(role) for role in Role})
+            )
 
 
 class _Loaded:

@@ -134,9 +134,7 @@ def play(engine: Engine, scenario: Scenario, tables: Sequence[Table], sampling: 
     raise RolloutFailed(f"{len(waiting)} of {len(tables)} episodes broke {MAX_ATTEMPTS} times; the log says why")
 
 
-def _play_once(
-    engine: Engine, scenario: Scenario, tables: dict[int, Table], sampling: Sampling
-) -> dict[int, _Seat]:
+def _play_once(engine: Engine, scenario: Scenario, tables: dict[int, Table], sampling: Sampling) -> dict[int, _Seat]:
     chat = ChatFormat(engine.tokenizer)
     sampling = replace(sampling, stop_token_ids=(chat.end_of_turn_id,))
     seats = {index: _sit_down(scenario, chat, table) for index, table in tables.items()}
@@ -172,9 +170,7 @@ def _sit_down(scenario: Scenario, chat: ChatFormat, table: Table) -> _Seat:
     return _Seat(table, scenario.begin(table.context), transcripts)
 
 
-def _request(
-    engine: Engine, seat: _Seat, role: Role, adapter: str, sampling: Sampling
-) -> GenerationRequest | None:
+def _request(engine: Engine, seat: _Seat, role: Role, adapter: str, sampling: Sampling) -> GenerationRequest | None:
     """The next generation of a role, or None where the context window is full and the talk ends."""
     transcript = seat.transcripts[role]
     if not transcript.ids:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
@@ -138,7 +139,8 @@ class RoleLearner:
                 remove_unused_columns=False,
             ),
         )
-        self.model = self.trainer.model
+        assert isinstance(self.trainer.model, PeftModel), "GRPOTrainer wraps the model for its adapter"
+        self.model: PeftModel = self.trainer.model
         if start is not None:
             load_weights(self.model, "default", start)
         self._check_trainable()
@@ -161,7 +163,7 @@ class RoleLearner:
 
     def optimizer_sha256(self) -> str:
         """Digest of the optimizer's and the scheduler's state; empty state before the first step."""
-        if self.trainer.optimizer is None:
+        if self.trainer.optimizer is None or self.trainer.lr_scheduler is None:
             return hashlib.sha256(b"").hexdigest()
         state = self.trainer.optimizer.state_dict()["state"]
         tensors = (torch.as_tensor(v) for key in sorted(state) for _, v in sorted(state[key].items()))

@@ -1,8 +1,11 @@
 """Builds the bundled base model: a small Llama warm-started on dialogues of our own scripted negotiators.
 
 Both roles of both scenarios are learned by one model, from the training families only (never a held-out
-family, never the human corpus). The loss covers a role's own tokens; everything else is context. On CPU the
-same seed gives the same weights.
+family, never the human corpus). The loss covers every token after the system prompt: a role's own tokens are what
+it will say, and the other side's teach it to follow references sooner. The first half of the steps mixes in
+look-up drills (:mod:`training.drills`). Matrices are optimised by Muon (Jordan et al. 2024; ``torch.optim.Muon``),
+which here reaches AdamW's loss in about half the steps, the rest by AdamW. On one kind of CPU the same seed and
+number of threads give the same weights.
 
 Run: ``sparring model build --output DIRECTORY``.
 """
@@ -11,23 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, Field
-from transformers import (
-    DataCollatorForSeq2Seq,
-    PreTrainedTokenizerFast,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from negotiation.catalogue import NAMES, scenario_named
 from negotiation.roles import Role
@@ -35,11 +31,16 @@ from negotiation.scenario import Context, NegotiationState, Scenario
 from negotiation.transcript import ChatFormat, Transcript
 from training.base_model import ModelSize, create_model, save_model, train_tokenizer
 from training.counterparts import negotiators
+from training.drills import drill
 
 DIGEST_FILE = "model.sha256"
 REPORT_FILE = "build.json"
 _SEED_SPAN = 10_000_000
 _IGNORED = -100
+_WARM_UP_STEPS = 40
+_REPORT_EVERY = 10
+
+Row = tuple[list[int], list[int]]
 
 
 class WarmStartSettings(BaseModel):
@@ -50,9 +51,11 @@ class WarmStartSettings(BaseModel):
     seed: int = Field(0, ge=0, description="Seed of scenarios, weights and order.")
     dialogues: int = Field(10_000, ge=16, description="Scripted dialogues to learn from; each gives two role views.")
     telesales_share: float = Field(0.65, ge=0, le=1, description="Share of dialogues that are telesales calls.")
-    epochs: float = Field(1.5, gt=0, description="Passes over the data.")
-    batch_size: int = Field(32, ge=1, description="Role views in a step.")
-    learning_rate: float = Field(2e-3, gt=0, description="Peak learning rate of AdamW, cosine schedule.")
+    steps: int = Field(900, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(32, ge=2, description="Role views in a step.")
+    drill_share: float = Field(0.5, ge=0, lt=1, description="Share of drills in the batches of the first half.")
+    matrix_learning_rate: float = Field(0.02, gt=0, description="Peak learning rate of Muon, cosine schedule.")
+    other_learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW, cosine schedule.")
     threads: int = Field(2, ge=1, description="Torch threads.")
     size: ModelSize = ModelSize()
 
@@ -61,7 +64,6 @@ class WarmStartSettings(BaseModel):
 class BuildReport:
     """What was built: parameters, loss at the end (nats per own token), digest of ``model.safetensors``."""
 
-    directory: str
     parameters: int
     role_views: int
     tokens: int
@@ -100,8 +102,7 @@ def role_view(dialogue: ScriptedDialogue, role: Role, chat: ChatFormat) -> Trans
         if turn.role is role:
             if not transcript.ids:
                 transcript.open()
-            ids = [*chat.tokenizer.encode(turn.text, add_special_tokens=False), chat.end_of_turn_id]
-            transcript.speak(ids, [0.0] * len(ids))
+            _recite(transcript, turn.text)
         else:
             transcript.hear(turn.shown)
     return transcript
@@ -121,47 +122,113 @@ def build_base_model(
     dialogues = list(scripted_dialogues(settings))
     tokenizer = train_tokenizer(_texts(dialogues), size.vocabulary, size.context_length)
     model = create_model(tokenizer, size, settings.seed)
-    data = _dataset(dialogues, tokenizer, size.context_length)
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(
-            output_dir=str(output.with_name(output.name + ".training")),
-            num_train_epochs=settings.epochs,
-            per_device_train_batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=40,
-            weight_decay=0.01,
-            adam_beta2=0.98,
-            train_sampling_strategy="group_by_length",
-            logging_steps=10,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),
-            seed=settings.seed,
-            remove_unused_columns=False,
-        ),
-        train_dataset=data,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=_IGNORED),
-        callbacks=[_Progress(progress)],
-    )
-    result = trainer.train()
+    rows = _rows(dialogues, tokenizer, size.context_length)
+    losses = _fit(model, _Batches(rows, tokenizer, settings), settings, progress)
     save_model(model, tokenizer, output)
     digest = hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
     report = BuildReport(
-        directory=output.name,
         parameters=model.num_parameters(),
-        role_views=len(data),
-        tokens=sum(len(ids) for ids in data["input_ids"]),
-        steps=result.global_step,
-        final_loss=next(log["loss"] for log in reversed(trainer.state.log_history) if "loss" in log),
+        role_views=len(rows),
+        tokens=sum(len(ids) for ids, _ in rows),
+        steps=settings.steps,
+        final_loss=losses[-1],
         sha256=digest,
         seed=settings.seed,
     )
     (output / DIGEST_FILE).write_text(digest + "\n", encoding="utf-8")
     (output / REPORT_FILE).write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
     return report
+
+
+def _fit(
+    model: LlamaForCausalLM,
+    batches: _Batches,
+    settings: WarmStartSettings,
+    progress: Callable[[int, int, float], None],
+) -> list[float]:
+    """Train; returns the mean loss (nats per token) of every ten steps."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=settings.matrix_learning_rate, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=settings.other_learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+    def schedule(step: int) -> float:
+        cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
+        return max(0.01, min(1.0, (step + 1) / _WARM_UP_STEPS) * cosine)
+
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, schedule) for optimizer in optimizers]
+    reported: list[float] = []
+    recent: list[float] = []
+    model.train()
+    for step in range(settings.steps):
+        ids, labels = batches.next(step)
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+        recent.append(loss.item())
+        if (step + 1) % _REPORT_EVERY == 0 or step + 1 == settings.steps:
+            reported.append(sum(recent) / len(recent))
+            recent.clear()
+            progress(step + 1, settings.steps, reported[-1])
+    return reported
+
+
+class _Batches:
+    """Batches of rows of similar length, drills mixed in during the first half. Order fixed by the seed."""
+
+    def __init__(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> None:
+        self.rows, self.settings = rows, settings
+        self.chat = ChatFormat(tokenizer)
+        self.pad = tokenizer.pad_token_id
+        self.rng = random.Random(f"batches:{settings.seed}")
+        self.order: list[int] = []
+        self.drills = settings.seed * _SEED_SPAN
+
+    def next(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and labels, each [batch, longest]."""
+        size = self.settings.batch_size
+        drills = int(size * self.settings.drill_share) if step < self.settings.steps / 2 else 0
+        chosen = [self._drill() for _ in range(drills)]
+        while len(chosen) < size:
+            if not self.order:
+                self._shuffle()
+            chosen.append(self.rows[self.order.pop()])
+        ids = pad_sequence([torch.tensor(row[0]) for row in chosen], batch_first=True, padding_value=self.pad)
+        labels = pad_sequence([torch.tensor(row[1]) for row in chosen], batch_first=True, padding_value=_IGNORED)
+        return ids, labels
+
+    def _shuffle(self) -> None:
+        size = self.settings.batch_size
+        order = list(range(len(self.rows)))
+        self.rng.shuffle(order)
+        pools = [order[first : first + 16 * size] for first in range(0, len(order), 16 * size)]
+        ordered = [sorted(pool, key=lambda index: len(self.rows[index][0])) for pool in pools]
+        batches = [pool[first : first + size] for pool in ordered for first in range(0, len(pool), size)]
+        self.rng.shuffle(batches)
+        self.order = [index for batch in batches for index in batch]
+
+    def _drill(self) -> Row:
+        one = drill(self.drills)
+        self.drills += 1
+        transcript = Transcript(self.chat, one.system_prompt)
+        for question, answer in one.exchanges:
+            transcript.hear(question)
+            _recite(transcript, answer)
+        return transcript.ids, [
+            t if own else _IGNORED for t, own in zip(transcript.ids, transcript.sampled, strict=True)
+        ]
+
+
+def _recite(transcript: Transcript, text: str) -> None:
+    chat = transcript.chat
+    ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.end_of_turn_id]
+    transcript.speak(ids, [0.0] * len(ids))
 
 
 def _texts(dialogues: Sequence[ScriptedDialogue]) -> Iterator[str]:
@@ -172,33 +239,16 @@ def _texts(dialogues: Sequence[ScriptedDialogue]) -> Iterator[str]:
             yield turn.text
 
 
-def _dataset(
+def _rows(
     dialogues: Sequence[ScriptedDialogue], tokenizer: PreTrainedTokenizerFast, context_length: int
-) -> Dataset:
+) -> list[Row]:
     chat = ChatFormat(tokenizer)
-    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    rows: list[Row] = []
     for dialogue in dialogues:
         for role in Role:
             view = role_view(dialogue, role, chat)
             if not any(view.sampled) or len(view.ids) > context_length:
                 continue
-            labels = [t if own else _IGNORED for t, own in zip(view.ids, view.sampled, strict=True)]
-            rows["input_ids"].append(view.ids)
-            rows["labels"].append(labels)
-    return Dataset.from_dict(rows)
-
-
-class _Progress(TrainerCallback):
-    def __init__(self, report: Callable[[int, int, float], None]) -> None:
-        self.report = report
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
-    ) -> None:
-        if logs and "loss" in logs:
-            self.report(state.global_step, state.max_steps, float(logs["loss"]))
+            said = len(chat.opening(view.system_prompt)) - 1
+            rows.append((view.ids, [_IGNORED] * said + view.ids[said:]))
+    return rows

@@ -137,14 +137,14 @@ class FairPlayer(DealPlayer):
         return table.worth(share) >= 5
 
     def propose(self, table: Table, traits: random.Random) -> Split:
-        asked = [
-            sum(remainder(table.counts, share)[item] for share in table.received) for item in range(len(ITEMS))
-        ]
+        asked = [sum(remainder(table.counts, share)[item] for share in table.received) for item in range(len(ITEMS))]
 
         def cost(share: Split) -> float:
             return sum(kept * asked[item] for item, kept in enumerate(share)) / (1 + len(table.received))
 
-        enough = [share for share in splits(table.counts) if 6 <= table.worth(share) <= 8] or list(splits(table.counts))
+        enough = [share for share in splits(table.counts) if 6 <= table.worth(share) <= 8] or list(
+            splits(table.counts)
+        )
         return min(enough, key=lambda share: (cost(share), sum(share), share))
 
 

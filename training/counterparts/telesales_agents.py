@@ -80,7 +80,7 @@ class ScriptedSeller:
         if not any(body in text for text in heard for body in BODIES) and asks_first and not asked:
             return rng.choice(self.wording.ask)
         vehicle, refused = self._choose(stock, state, heard, rng)
-        offers = [read_offer(t.move)[1] for t in state.turns if _offers(t.move, t.role, vehicle)]
+        offers = [price for vehicle_id, price in _own_offers(state) if vehicle_id == vehicle.id]
         answer = ""
         concern = next((word for word in OBJECTIONS if word in last), None)
         if concern and rng.random() < self.style.answers:
@@ -102,9 +102,8 @@ class ScriptedSeller:
         self, stock: Stock, state: NegotiationState, heard: list[str], rng: random.Random
     ) -> tuple[Vehicle, bool]:
         """The vehicle to talk about, and whether it is another than the last one."""
-        previous = next(
-            (stock.find(read_offer(t.move)[0]) for t in reversed(state.turns) if _is_offer(t.move, t.role)), None
-        )
+        offers = _own_offers(state)
+        previous = stock.find(offers[-1][0]) if offers else None
         wishes = [text for text in heard if any(body in text for body in BODIES)]
         if wishes:
             suited = [v for v in stock.vehicles if v.body in wishes[-1]]
@@ -122,12 +121,10 @@ class ScriptedSeller:
         return max(floor, int((list_price - share * (list_price - floor)) // unit) * unit)
 
 
-def _is_offer(move: object, role: Role) -> bool:
-    return role is Role.AGENT and getattr(move, "kind", None) == "offer"
-
-
-def _offers(move: object, role: Role, vehicle: Vehicle) -> bool:
-    return _is_offer(move, role) and move.arguments[0] == vehicle.id  # type: ignore[attr-defined]
+def _own_offers(state: NegotiationState) -> list[tuple[str, int]]:
+    """The seller's own offers so far: vehicle id and price in minor units."""
+    moves = (turn.move for turn in state.turns if turn.role is Role.AGENT)
+    return [read_offer(move) for move in moves if move is not None and move.kind == "offer"]
 
 
 def _bid(state: NegotiationState) -> tuple[str, int] | None:
@@ -146,6 +143,9 @@ TRAINING: tuple[ScriptedSeller, ...] = (
 )
 HELD_OUT: tuple[ScriptedSeller, ...] = (
     ScriptedSeller(
-        "brisk-seller", "brisk-seller", BRISK, SellerStyle(0.9, 0.95, 0.95, steps=(2, 3), power=1.0, takes_bid_at=0.25)
+        "brisk-seller",
+        "brisk-seller",
+        BRISK,
+        SellerStyle(0.9, 0.95, 0.95, steps=(2, 3), power=1.0, takes_bid_at=0.25),
     ),
 )

@@ -222,7 +222,8 @@ class DeadlineCustomer(ScriptedCustomer):
 
 
 def _read_bargain(view: CustomerView, stock: Stock, state: NegotiationState) -> Bargain:
-    asks, bids = [], []
+    asks: list[int] = []
+    bids: list[int] = []
     vehicle = None
     for turn in state.turns:
         if turn.move is None or turn.move.kind != "offer":

@@ -89,7 +89,7 @@ def test_no_price_under_the_floor_ever_binds(price: int) -> None:
         assert state.standing is None
         assert state.turns[-1].blocked
         assert state.turns[-1].shown == SAFE_REPLY
-        with pytest.raises(ValueError, match="closed|turn"):
+        with pytest.raises(ValueError, match=r"closed|turn"):
             SCENARIO.advance(CONTEXT, state, Role.AGENT, "[accept]")
     else:
         assert state.standing is not None
