@@ -134,6 +134,21 @@ def test_promotion_judges_against_the_champion_that_it_replaces(registry: Mlflow
         registry.promote(Role.AGENT, 2, expected=1)
 
 
+def test_a_rollback_returns_to_the_champion_that_was_replaced(registry: MlflowRegistry, tmp_path: Path) -> None:
+    registry.bootstrap(write_adapter)
+    with pytest.raises(RegistryError, match="agent@1 replaced no earlier champion"):
+        registry.rollback(Role.AGENT)
+    run = registry.start_run("round")
+    name = AdapterName(role=Role.AGENT, version=registry.reserve(run))
+    registry.register(Role.AGENT, write_adapter(name, tmp_path / str(name)), run, {})
+    registry.promote(Role.AGENT, 2, expected=1)
+    listed = [(v.name, v.state, v.aliases) for v in registry.versions(Role.AGENT)]
+    assert listed == [("agent@1", "ready", ()), ("agent@2", "ready", ("champion",))]
+    assert [v.state for v in registry.versions(Role.COUNTERPART)] == ["ready", "reserved"]
+    assert registry.rollback(Role.AGENT) == 1
+    assert registry.version(Role.AGENT, CHAMPION) == 1
+
+
 def test_a_reserved_version_takes_no_alias_and_other_files_never_replace_a_ready_one(
     registry: MlflowRegistry, tmp_path: Path
 ) -> None:
