@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 _PHASES = {
     "starting": "worker starts",
@@ -17,8 +25,20 @@ _PHASES = {
     "registering": "registering in MLflow",
     "done": "round done",
 }
-_SHOWN = ("reward", "success", "kl")
+_SHOWN = ("reward", "success")
+LABEL_WIDTH, BAR_WIDTH = 29, 12
 _ROLES = ("agent", "counterpart")
+
+
+def columns() -> tuple[ProgressColumn, ...]:
+    """Label, bar, count, time and a note: fits a terminal of 80 characters."""
+    return (
+        TextColumn(f"{{task.description:<{LABEL_WIDTH}}}"),
+        BarColumn(bar_width=BAR_WIDTH),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
 
 
 class RoundBars:
@@ -26,11 +46,7 @@ class RoundBars:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description:<32}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            *columns(),
             console=console,
         )
         self._tasks: dict[str, TaskID] = {}
@@ -66,5 +82,4 @@ class RoundBars:
 
 
 def _note(metrics: Mapping[str, float]) -> str:
-    found = [(name, value) for key in _SHOWN for name, value in metrics.items() if name.startswith(key)][:3]
-    return "  ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in found)
+    return " ".join(f"{name} {metrics[name]:.2f}" for name in _SHOWN if name in metrics)

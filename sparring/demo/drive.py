@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from filelock import FileLock, Timeout
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from negotiation.catalogue import scenario_named
 from negotiation.roles import Role
@@ -28,7 +28,7 @@ from sparring.demo.processes import Child, ChildFailed, Children, free_port
 from sparring.demo.table import Ending, print_ending
 from sparring.errors import MisuseError
 from sparring.models import BUNDLED
-from sparring.progress import RoundBars
+from sparring.progress import RoundBars, columns
 from sparring.settings import Settings
 from training.counterparts import negotiators
 
@@ -133,7 +133,10 @@ class _Demo:
         await self._await_mlflow(mlflow)
         urls = {"API docs": f"{url}/docs", "MLflow": mlflow[1], "Report": result.report}
         seconds = time.monotonic() - self.begun
-        ending = Ending(result, serving, before, during, swap_seconds, seconds, memory.peak_bytes, urls)
+        confidence = self.settings.pipelines.gate.confidence
+        ending = Ending(
+            result, serving, before, during, swap_seconds, seconds, memory.peak_bytes, urls, confidence
+        )
         print_ending(self.console, ending)
         if not self.plan.once:
             await self._stay(urls)
@@ -186,14 +189,7 @@ class _Demo:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _call_customers(self, client: SparringClient) -> Tally:
-        columns = (
-            TextColumn("{task.description:<32}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        with Progress(*columns, console=self.console) as progress:
+        with Progress(*columns(), console=self.console) as progress:
             task = progress.add_task("customers call over HTTP", total=self.plan.customers, note="")
 
             def advance(tally: Tally, done: int) -> None:

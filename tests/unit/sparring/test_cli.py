@@ -71,7 +71,9 @@ def test_version(cli: CliRunner) -> None:
     assert cli.invoke(app, ["--version"]).output.strip() == "0.1.0"
 
 
-@pytest.mark.parametrize("command", [["serve"], ["worker"], ["adapters"], ["demo"], ["keys", "create", "--tenant", "a"]])
+@pytest.mark.parametrize(
+    "command", [["serve"], ["worker"], ["adapters"], ["demo"], ["keys", "create", "--tenant", "a"]], ids=" ".join
+)
 def test_an_unknown_key_in_the_settings_stops_every_command(
     cli: CliRunner, tmp_path: Path, command: list[str]
 ) -> None:

@@ -1,0 +1,99 @@
+"""The whole loop, twice, as a newcomer runs it: ``sparring demo --once`` with small numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+SMALL = """
+[training]
+steps = 2
+scenarios_per_step = 4
+group_size = 4
+threads = 1
+
+[pipelines]
+evaluation_scenarios = 20
+"""
+
+
+def demo(folder: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARRING_")}
+    command = [sys.executable, "-m", "sparring.cli", "demo", "--once", "--customers", "16", "--at-once", "8"]
+    result = subprocess.run(
+        command, cwd=folder, env={**environment, "COLUMNS": "100"}, capture_output=True, text=True, check=False
+    )
+    logs = "".join(log.read_text()[-3000:] for log in (folder / "var" / "logs").glob("*.log"))
+    assert result.returncode == 0, result.stdout + result.stderr + logs
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    (folder / "sparring.toml").write_text(SMALL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outputs(folder: Path) -> list[str]:
+    """What two runs in one folder print; the second goes on from the first."""
+    return [demo(folder), demo(folder)]
+
+
+def test_it_ends_with_the_table_and_no_failed_request(outputs: list[str]) -> None:
+    for output in outputs:
+        for role in ("agent", "counterpart"):
+            assert re.search(rf"{role} success % +\S+ \[", output)
+            assert re.search(rf"{role} reward +\S+ \[", output)
+            assert re.search(rf"{role}@\d+ (not )?promoted", output)
+        assert re.search(r"now serving\s+agent@\d+", output)
+        served = re.search(r"([\d,]+) requests served, (\d+) failed", " ".join(output.split()))
+        assert served is not None
+        assert int(served[1].replace(",", "")) > 0
+        assert served[2] == "0"
+        assert "/docs" in output
+
+
+def test_a_second_run_goes_on_where_the_first_ended(outputs: list[str]) -> None:
+    rounds = [int(found[1]) for output in outputs if (found := re.search(r"Round (\d+):", output))]
+    assert len(rounds) == 2
+    assert rounds[1] > rounds[0]
+
+
+def test_every_event_is_in_the_log_once_and_every_call_has_its_outcome(outputs: list[str], folder: Path) -> None:
+    with sqlite3.connect(folder / "var" / "events.db") as database:
+        bodies = [json.loads(body) for (body,) in database.execute("SELECT body FROM events")]
+    by_conversation: dict[str, list[dict[str, object]]] = {}
+    for body in bodies:
+        by_conversation.setdefault(body["conversation_id"], []).append(body)
+    assert len(by_conversation) >= 32
+    for events in by_conversation.values():
+        assert sorted(event["sequence"] for event in events) == list(range(len(events)))  # type: ignore[type-var]
+        assert [event["payload"]["type"] for event in events].count("outcome") == 1  # type: ignore[index]
+
+
+def test_nothing_is_left_running(outputs: list[str], folder: Path) -> None:
+    assert not (folder / "var" / "demo-processes.json").exists()
+    for process in psutil.process_iter(["cwd"]):
+        if process.pid != os.getpid():
+            assert process.info["cwd"] != str(folder)
+
+
+def test_the_adapters_are_registered_and_can_be_listed(outputs: list[str], folder: Path) -> None:
+    command = [sys.executable, "-m", "sparring.cli", "adapters", "--json"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    versions = json.loads(result.stdout)
+    champions = [version for version in versions if "champion" in version["aliases"]]
+    assert {version["role"] for version in champions} == {"agent", "counterpart"}
+    assert all(version["state"] == "ready" for version in champions)
