@@ -19,7 +19,6 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock
@@ -34,7 +33,7 @@ from negotiation.roles import Role
 EXPERIMENT = "sparring"
 CHAMPION, CHALLENGER = "champion", "challenger"
 STATE_TAG, DIGEST_TAG = "sparring.state", "sparring.manifest_sha256"
-REPLACED_TAG = "sparring.replaced"
+PROMOTED_TAG = "sparring.promoted"
 RESERVED, READY, SKIPPED = "reserved", "ready", "skipped"
 _METRICS_PER_CALL = 1000
 _PARAMS_PER_CALL = 100
@@ -59,19 +58,6 @@ class ChampionAdapter:
     name: str
     digest: str
     fetch: Callable[[], Path]
-
-
-@dataclass(frozen=True)
-class AdapterVersion:
-    """One line of the registry. ``state``: reserved, ready, skipped, or foreign (not made by this project)."""
-
-    name: str
-    version: int
-    state: str
-    aliases: tuple[str, ...]
-    created_at: datetime
-    run_id: str
-    tags: Mapping[str, str]
 
 
 def model_name(role: Role) -> str:
@@ -208,44 +194,8 @@ class MlflowRegistry:
                     f"the champion of {model_name(role)} is version {current}, but {role}@{version} was judged "
                     f"against {expected}: evaluate it against {role}@{current} first"
                 )
-            if current is not None:
-                self._tag(role, version, REPLACED_TAG, str(current))
             self.set_alias(role, CHAMPION, version)
-
-    def rollback(self, role: Role) -> int:
-        """Give the alias back to the champion that the current one replaced; returns its version.
-
-        Raises RegistryError where there is none before it.
-        """
-        with self._lease:
-            current = self.version(role, CHAMPION)
-            replaced = None if current is None else self._version(role, current).tags.get(REPLACED_TAG)
-            if replaced is None:
-                raise RegistryError(
-                    f"{role}@{current} replaced no earlier champion: nothing to roll back to"
-                )
-            self.set_alias(role, CHAMPION, int(replaced))
-        return int(replaced)
-
-    def versions(self, role: Role) -> list[AdapterVersion]:
-        """Every version of a role, oldest first."""
-        aliases = self.client.get_registered_model(model_name(role)).aliases
-        found = self.client.search_model_versions(f"name = '{model_name(role)}'", max_results=10_000)
-        return sorted(
-            (
-                AdapterVersion(
-                    name=f"{role}@{version.version}",
-                    version=int(version.version),
-                    state=version.tags.get(STATE_TAG, "foreign"),
-                    aliases=tuple(sorted(a for a, v in aliases.items() if int(v) == int(version.version))),
-                    created_at=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
-                    run_id=version.run_id or "",
-                    tags=dict(version.tags),
-                )
-                for version in found
-            ),
-            key=lambda version: version.version,
-        )
+            self._tag(role, version, PROMOTED_TAG, "true")
 
     def champion(self, role: Role) -> ChampionAdapter | None:
         """The adapter that should be serving, or None before the bootstrap."""

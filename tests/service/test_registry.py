@@ -17,7 +17,7 @@ import pytest
 
 from negotiation.adapter import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, AdapterName
 from negotiation.roles import Role
-from pipelines.registry import CHALLENGER, CHAMPION, MlflowRegistry, RegistryError, model_name
+from pipelines.registry import CHALLENGER, CHAMPION, PROMOTED_TAG, MlflowRegistry, RegistryError, model_name
 
 pytestmark = pytest.mark.service
 
@@ -130,23 +130,12 @@ def test_promotion_judges_against_the_champion_that_it_replaces(registry: Mlflow
         registry.register(Role.AGENT, write_adapter(name, tmp_path / str(name)), run, {})
     registry.promote(Role.AGENT, 3, expected=1)
     registry.promote(Role.AGENT, 3, expected=1)
+    promoted = [
+        registry.client.get_model_version(model_name(Role.AGENT), str(n)).tags.get(PROMOTED_TAG) for n in (2, 3)
+    ]
+    assert promoted == [None, "true"]
     with pytest.raises(RegistryError, match="is version 3, but agent@2 was judged against 1"):
         registry.promote(Role.AGENT, 2, expected=1)
-
-
-def test_a_rollback_returns_to_the_champion_that_was_replaced(registry: MlflowRegistry, tmp_path: Path) -> None:
-    registry.bootstrap(write_adapter)
-    with pytest.raises(RegistryError, match="agent@1 replaced no earlier champion"):
-        registry.rollback(Role.AGENT)
-    run = registry.start_run("round")
-    name = AdapterName(role=Role.AGENT, version=registry.reserve(run))
-    registry.register(Role.AGENT, write_adapter(name, tmp_path / str(name)), run, {})
-    registry.promote(Role.AGENT, 2, expected=1)
-    listed = [(v.name, v.state, v.aliases) for v in registry.versions(Role.AGENT)]
-    assert listed == [("agent@1", "ready", ()), ("agent@2", "ready", ("champion",))]
-    assert [v.state for v in registry.versions(Role.COUNTERPART)] == ["ready", "reserved"]
-    assert registry.rollback(Role.AGENT) == 1
-    assert registry.version(Role.AGENT, CHAMPION) == 1
 
 
 def test_a_reserved_version_takes_no_alias_and_other_files_never_replace_a_ready_one(
