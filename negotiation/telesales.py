@@ -33,7 +33,6 @@ GRID = 250
 BODIES = ("hatchback", "estate", "suv", "van", "coupe")
 FUELS = ("petrol", "diesel", "electric")
 OBJECTIONS = ("warranty", "mileage", "delivery", "finance")
-_IDS = ("A", "B", "C")
 
 
 class Vehicle(BaseModel):
@@ -44,6 +43,11 @@ class Vehicle(BaseModel):
     body: str
     fuel: str
     list_price: int = Field(gt=0)
+
+    @property
+    def described(self) -> str:
+        """Fuel, body, and the id last, where offers continue from it."""
+        return f"{self.fuel} {self.body}" if self.id == self.body else f"{self.fuel} {self.body} {self.id}"
 
 
 class Stock(BaseModel):
@@ -100,11 +104,11 @@ class VehicleTelesales:
         rng = random.Random(f"telesales:{seed}")
         bodies = rng.sample(BODIES, 3)
         vehicles, floors = [], {}
-        for vehicle_id, body in zip(_IDS, bodies, strict=True):
+        for body in bodies:
             list_price = rng.randrange(32, 89) * GRID
             floor = _grid(list_price * rng.uniform(0.80, 0.92))
-            vehicles.append(Vehicle(id=vehicle_id, body=body, fuel=rng.choice(FUELS), list_price=list_price * MINOR))
-            floors[vehicle_id] = floor * MINOR
+            vehicles.append(Vehicle(id=body, body=body, fuel=rng.choice(FUELS), list_price=list_price * MINOR))
+            floors[body] = floor * MINOR
         context = Context(
             scenario=self.name,
             seed=seed,
@@ -155,10 +159,7 @@ class VehicleTelesales:
         stock = self._stock(context)
         if role is Role.AGENT:
             floors = self._agent_view(context).floors
-            lines = (
-                f"{v.id} {v.fuel} {v.body} {v.list_price // MINOR} floor {floors[v.id] // MINOR}"
-                for v in stock.vehicles
-            )
+            lines = (f"{v.described} {v.list_price // MINOR} floor {floors[v.id] // MINOR}" for v in stock.vehicles)
             return "You sell vehicles. " + "; ".join(lines)
         customer = self._customer_view(context)
         need = f"{customer.fuel} {customer.body}" if customer.fuel else customer.body

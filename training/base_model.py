@@ -38,9 +38,12 @@ TINY = ModelSize(hidden=64, layers=2, heads=2, intermediate=128, vocabulary=600)
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, context_length: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over ``texts``. Deterministic: same texts, same tokenizer."""
+    """Byte-level BPE over ``texts``. Deterministic: same texts, same tokenizer.
+
+    Every message is encoded as if a space stood before it, so that a word has one token wherever it stands.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,

@@ -50,15 +50,15 @@ def _stock(context: Context, rng: random.Random) -> list[tuple[str, str]]:
     exchanges = []
     for vehicle in Stock.model_validate(context.public).vehicles:
         need = rng.choice((vehicle.body, f"{vehicle.fuel} {vehicle.body}"))
-        name, floor = f"{vehicle.fuel} {vehicle.body}", floors[vehicle.id]
+        name, floor = vehicle.described, floors[vehicle.id]
         listed = vehicle.list_price // MINOR
         exchanges += [
             (
                 rng.choice(("I need a {}.", "A {}, please.", "{}?")).format(need),
-                f"The {name} is {listed}. {offer(vehicle.id, vehicle.list_price)}",
+                f"I have a {name} {listed} here. {offer(vehicle.id, vehicle.list_price)}",
             ),
-            (f"{vehicle.id}?", f"{name} {listed} floor {floor // MINOR}"),
-            (f"Too much, the {vehicle.body}.", f"For you {floor // MINOR}. {offer(vehicle.id, floor)}"),
+            (f"What of the {vehicle.body}?", f"{name} {listed} floor {floor // MINOR}"),
+            (f"Too much, the {vehicle.body}.", f"For you the {name} {floor // MINOR}. {offer(vehicle.id, floor)}"),
         ]
     return exchanges
 
@@ -68,9 +68,9 @@ def _needs(context: Context, rng: random.Random) -> list[tuple[str, str]]:
     need = f"{customer.fuel} {customer.body}" if customer.fuel else customer.body
     exchanges = []
     for _ in range(_QUESTIONS):
-        vehicle_id, price = rng.choice("ABC"), rng.randrange(25, 89) * GRID * MINOR
-        pitch = f"{rng.choice(FUELS)} {rng.choice(BODIES)} {offer(vehicle_id, price)}"
-        exchanges.append((pitch, f"I need a {need}. {offer(vehicle_id, customer.budget)}"))
+        body, price = rng.choice(BODIES), rng.randrange(25, 89) * GRID * MINOR
+        pitch = f"I have a {rng.choice(FUELS)} {body} {price // MINOR} here. {offer(body, price)}"
+        exchanges.append((pitch, f"I need a {need}. {offer(customer.body, customer.budget)}"))
     return exchanges
 
 

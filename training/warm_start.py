@@ -50,7 +50,7 @@ class WarmStartSettings(BaseModel):
 
     seed: int = Field(0, ge=0, description="Seed of scenarios, weights and order.")
     dialogues: int = Field(10_000, ge=16, description="Scripted dialogues to learn from; each gives two role views.")
-    telesales_share: float = Field(0.65, ge=0, le=1, description="Share of dialogues that are telesales calls.")
+    telesales_share: float = Field(0.7, ge=0, le=1, description="Share of dialogues that are telesales calls.")
     steps: int = Field(900, ge=1, description="Optimizer steps.")
     batch_size: int = Field(32, ge=2, description="Role views in a step.")
     drill_share: float = Field(0.5, ge=0, lt=1, description="Share of drills in the batches of the first half.")

@@ -31,9 +31,9 @@ class SellerWording:
 
 PLAIN = SellerWording(
     ask=("Hello, what vehicle do you need?", "Hello, what are you looking for?"),
-    pitch=("I have a {vehicle} for {price}.", "The {vehicle} is {price}."),
-    lower=("I can go down to {price}.", "For you {price}."),
-    hold=("My price is {price}.", "It is worth {price}."),
+    pitch=("I have a {vehicle} {price} here.", "There is the {vehicle} {price} for you."),
+    lower=("I can do the {vehicle} {price}.", "For you the {vehicle} {price}."),
+    hold=("It stays the {vehicle} {price}.", "It is worth it, the {vehicle} {price}."),
     answer=("The {concern} is included.", "The {concern} is no problem."),
     accept=("Agreed.", "Done, it is yours."),
 )
@@ -95,7 +95,7 @@ class ScriptedSeller:
             lines = self.wording.pitch
         else:
             lines = self.wording.lower if price < offers[-1] else self.wording.hold
-        words = rng.choice(lines).format(vehicle=f"{vehicle.fuel} {vehicle.body}", price=price // MINOR)
+        words = rng.choice(lines).format(vehicle=vehicle.described, price=price // MINOR)
         return f"{answer}{words} {offer(vehicle.id, price)}"
 
     def _choose(
