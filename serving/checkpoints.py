@@ -21,12 +21,11 @@ from langgraph.graph import StateGraph
 from serving.flow import FlowState, Step
 from serving.record import ConversationRecord
 
-DURABILITY: Literal["exit", "sync"] = "exit"
-"""One commit per step, awaited before the step returns: a step is on disk as a whole, or not at all.
+DURABILITY: Literal["exit", "sync"] = "sync"
+"""Every node's end is committed before the next node runs.
 
-``sync`` commits after every node as well. That is as safe (a part of a step is never used: the draft is not
-stored, and the caller runs it again), but costs eleven commits a step instead of one: 19 ms of CPU time
-instead of 9 on two busy cores.
+``exit`` (one commit a step) measured 10 ms of CPU time a request against 18 ms here and passes the same tests, since
+a draft is never stored. ``sync`` is what an interrupt for a human's approval needs: what came before it is kept.
 """
 
 
