@@ -103,7 +103,7 @@ def promote_version(settings: Settings, role: Role, version: int | None) -> Judg
 
 def roll_back(registry: MlflowRegistry, role: Role, to: int | None) -> tuple[int, int]:
     """Make an earlier version champion; returns the versions before and after."""
-    from pipelines.registry import CHAMPION, RegistryError
+    from pipelines.registry import CHAMPION, PROMOTED_TAG, RegistryError, model_name
 
     current = registry.version(role, CHAMPION)
     assert current is not None, "a registry that is open has champions"
@@ -114,6 +114,8 @@ def roll_back(registry: MlflowRegistry, role: Role, to: int | None) -> tuple[int
         registry.promote(role, target, expected=current)
     except RegistryError as error:
         raise RefusedError(str(error)) from error
+    # What was rolled back from is nothing that a later roll-back should lead to.
+    registry.client.set_model_version_tag(model_name(role), str(current), PROMOTED_TAG, "false")
     return current, target
 
 

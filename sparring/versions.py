@@ -12,12 +12,12 @@ from sparring.errors import RefusedError
 if TYPE_CHECKING:
     from pipelines.registry import MlflowRegistry
 
-PROMOTED_TAG, ORIGIN_TAG = "sparring.promoted", "sparring.origin"
+ORIGIN_TAG = "sparring.origin"
 
 
 @dataclass(frozen=True)
 class Version:
-    """``earned``: it passed the gate, or is the version that everything began with."""
+    """``earned``: it was promoted and not rolled back from, or is the version that everything began with."""
 
     name: str
     role: str
@@ -30,7 +30,7 @@ class Version:
 
 def list_versions(registry: MlflowRegistry, role: Role) -> list[Version]:
     """All versions of a role, oldest first."""
-    from pipelines.registry import STATE_TAG, model_name
+    from pipelines.registry import PROMOTED_TAG, STATE_TAG, model_name
 
     aliases = registry.client.get_registered_model(model_name(role)).aliases
     found = registry.client.search_model_versions(f"name = '{model_name(role)}'")
