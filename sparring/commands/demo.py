@@ -29,8 +29,9 @@ def demo(
         ending = run_demo(settings, plan, Console())
     except ChildFailed as error:
         raise RefusedError(str(error)) from error
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        say("stopped; run it again to go on from here")
+    except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
+        signal_name = "Ctrl-C" if isinstance(stopped, KeyboardInterrupt) else "SIGTERM"
+        say(f"stopped by {signal_name}; run it again to go on from here")
         raise typer.Exit(130) from None
     if ending.during.failures:
         raise RefusedError(f"{ending.during.failures} requests failed while versions changed")

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,7 +139,7 @@ class _Demo:
         )
         print_ending(self.console, ending)
         if not self.plan.once:
-            await self._stay(urls)
+            await self._stay()
         return ending
 
     async def _start_service(self, key: str) -> str:
@@ -263,11 +263,14 @@ class _Demo:
                 raise ChildFailed(f"{_SWAP_SECONDS:.0f} s after promotion the service serves {current}, not {wanted}")
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _stay(self, urls: Mapping[str, str]) -> None:
-        self.console.print("\nEverything stays up until Ctrl-C.")
-        while True:
-            self.children.check()
-            await asyncio.sleep(1.0)
+    async def _stay(self) -> None:
+        self.console.print("Everything stays up until Ctrl-C.")
+        try:
+            while True:
+                self.children.check()
+                await asyncio.sleep(1.0)
+        except asyncio.CancelledError:
+            self.console.print("Stopping.")
 
 
 def _take_seeds(record: Path) -> int:

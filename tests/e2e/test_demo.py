@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -27,15 +29,39 @@ evaluation_scenarios = 20
 """
 
 
-def demo(folder: Path) -> str:
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARRING_")}
-    command = [sys.executable, "-m", "sparring.cli", "demo", "--once", "--customers", "16", "--at-once", "8"]
-    result = subprocess.run(
-        command, cwd=folder, env={**environment, "COLUMNS": "100"}, capture_output=True, text=True, check=False
+    return subprocess.Popen(
+        [sys.executable, "-m", "sparring.cli", "demo", "--customers", "16", "--at-once", "8", *options],
+        cwd=folder,
+        env={**environment, "COLUMNS": "100", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+
+
+def finish(process: subprocess.Popen[str], folder: Path, already: str = "") -> str:
+    """All that it printed. It must end well."""
+    output = already + process.communicate()[0]
     logs = "".join(log.read_text()[-3000:] for log in (folder / "var" / "logs").glob("*.log"))
-    assert result.returncode == 0, result.stdout + result.stderr + logs
-    return result.stdout
+    assert process.returncode == 0, output + logs
+    return output
+
+
+def run_until_it_stays(folder: Path) -> str:
+    """Without --once: look at what it says is up, then press Ctrl-C."""
+    process = start(folder)
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if "stays up until Ctrl-C" in line:
+            break
+    for url in re.findall(r"(?:API docs|MLflow)\s+(http://\S+)", "".join(lines)):
+        assert httpx.get(url, trust_env=False).status_code == 200
+    process.send_signal(signal.SIGINT)
+    return finish(process, folder, "".join(lines))
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +73,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outputs(folder: Path) -> list[str]:
-    """What two runs in one folder print; the second goes on from the first."""
-    return [demo(folder), demo(folder)]
+    """What two runs in one folder print; the second goes on from the first, and stays up until Ctrl-C."""
+    return [finish(start(folder, "--once"), folder), run_until_it_stays(folder)]
 
 
 def test_it_ends_with_the_table_and_no_failed_request(outputs: list[str]) -> None:
