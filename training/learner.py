@@ -96,12 +96,7 @@ class RoleLearner:
         self.updates: list[UpdateMetrics] = []
         self.tokens_trained = 0
         learner = settings.learner(role)
-        micro = settings.micro_batch or settings.dialogues_per_step
-        if settings.dialogues_per_step % micro or micro % settings.group_size:
-            raise ValueError(
-                f"micro_batch {micro} must divide {settings.dialogues_per_step} dialogues a step and be a multiple "
-                f"of group_size {settings.group_size}"
-            )
+        micro = forward_batch(settings)
         torch.manual_seed(settings.seed * 2 + (role is Role.COUNTERPART))
         indices = [str(i) for i in range(settings.steps * settings.scenarios_per_step)]
         self.trainer = RoleTrainer(
@@ -219,6 +214,12 @@ class RoleLearner:
         names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         if not names or any(".lora_" not in name or ".default." not in name for name in names):
             raise TrainingHalted(f"the {self.role} would train {names[:3]}: only its own LoRA weights may")
+
+
+def forward_batch(settings: TrainingSettings) -> int:
+    """Dialogues per forward pass: the largest equal share of a step that stays within ``micro_batch``."""
+    step, bound = settings.dialogues_per_step, settings.micro_batch or settings.dialogues_per_step
+    return max(size for size in range(1, min(step, bound) + 1) if step % size == 0)
 
 
 def own_reward(own_reward: list[float | None], **_: Any) -> list[float | None]:
