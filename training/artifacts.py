@@ -104,9 +104,19 @@ def initialise_adapter(
 
 
 def load_weights(model: PeftModel, adapter_name_in_peft: str, directory: Path) -> None:
-    """Copy an exported adapter's weights into an existing adapter of the same shape. Raises ValueError."""
+    """Copy an exported adapter's weights into an existing adapter of the same shape and scale. Raises ValueError."""
     from peft import set_peft_model_state_dict
 
+    stored = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    asked: Any = model.peft_config[adapter_name_in_peft].to_dict()
+    # Tensors alone would not tell: fewer modules load by halves, and another alpha scales the same weights anew.
+    for key in ("r", "lora_alpha", "target_modules"):
+        there, here = (sorted(c[key]) if key == "target_modules" else c[key] for c in (stored, asked))
+        if there != here:
+            raise ValueError(
+                f"adapter {directory} does not fit: its {key} is {there}, the settings ask for {here}: "
+                "set them alike or start from a fresh adapter"
+            )
     result: Any = set_peft_model_state_dict(
         model, load_file(directory / WEIGHTS_FILE), adapter_name=adapter_name_in_peft
     )
