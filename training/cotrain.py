@@ -128,14 +128,18 @@ class Cotraining:
         }
 
     def run(self) -> CotrainResult:
-        """Every step of both learners, then export. Raises TrainingHalted and RolloutFailed."""
+        """Every step of both learners, then export. Raises FileExistsError, TrainingHalted and RolloutFailed."""
+        names = {role: AdapterName(role=role, version=self.version) for role in Role}
+        adapters = {role: self.output / str(names[role]) for role in Role}
+        for directory in adapters.values():
+            # Found out at the end, it would cost the whole run.
+            if directory.exists():
+                raise FileExistsError(f"{directory} exists: adapter versions are immutable, choose a new version")
         bases = {role: learner.base_sha256() for role, learner in self.learners.items()}
         self._rendezvous.run({role: learner.train for role, learner in self.learners.items()})
         for role, learner in self.learners.items():
             if learner.base_sha256() != bases[role]:
                 raise TrainingHalted(f"the base weights under the {role}'s adapter changed")
-        names = {role: AdapterName(role=role, version=self.version) for role in Role}
-        adapters = {role: self.output / str(names[role]) for role in Role}
         return CotrainResult(
             adapters=adapters,
             manifests={role: self.learners[role].export(names[role], adapters[role]) for role in Role},

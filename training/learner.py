@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from training.config import TrainingSettings
 from training.views import TrainingView
 
 logger = logging.getLogger(__name__)
+_NO_SPREAD = 1e-8
 warnings.filterwarnings("ignore", message=".*rollout_func.*experimental.*")
 
 
@@ -38,7 +40,10 @@ class TrainingHalted(RuntimeError):
 
 @dataclass(frozen=True)
 class UpdateMetrics:
-    """One optimizer step of one role. ``logprob_gap`` is |sampler - trainer| in nats per own token."""
+    """One optimizer step of one role. ``logprob_gap`` is |sampler - trainer| in nats per own token.
+
+    ``reward`` is NaN where the role never spoke; ``zero_variance_groups`` is a share.
+    """
 
     step: int
     reward: float
@@ -95,6 +100,7 @@ class RoleLearner:
         self._meet, self._report = meet, report
         self.updates: list[UpdateMetrics] = []
         self.tokens_trained = 0
+        self._dead_share = 0.0
         learner = settings.learner(role)
         micro = forward_batch(settings)
         torch.manual_seed(settings.seed * 2 + (role is Role.COUNTERPART))
@@ -176,6 +182,7 @@ class RoleLearner:
         if len(views) != len(prompts):
             raise TrainingHalted(f"{len(prompts)} dialogues were asked for, {len(views)} came back")
         self.tokens_trained += sum(sum(view.env_mask) for view in views)
+        self._dead_share = dead_share([view.reward for view in views], self.settings.group_size)
         return {
             "prompt_ids": [view.prompt_ids for view in views],
             "completion_ids": [view.completion_ids for view in views],
@@ -185,15 +192,16 @@ class RoleLearner:
         }
 
     def _on_log(self, step: int, logs: dict[str, float]) -> None:
-        if "reward" not in logs:
+        if "frac_reward_zero_std" not in logs:
             return
         gaps, self.trainer.logprob_gaps = self.trainer.logprob_gaps, []
         mean = sum(g[0] for g in gaps) / len(gaps) if gaps else 0.0
         update = UpdateMetrics(
             step=step,
-            reward=logs["reward"],
-            reward_std=logs["reward_std"],
-            zero_variance_groups=logs["frac_reward_zero_std"],
+            reward=logs.get("reward", math.nan),
+            reward_std=logs.get("reward_std", 0.0),
+            # TRL's own count takes a group with fewer than two rewards for a live one.
+            zero_variance_groups=self._dead_share,
             loss=logs.get("loss", 0.0),
             kl=logs.get("kl", 0.0),
             entropy=logs.get("entropy", 0.0),
@@ -222,6 +230,12 @@ def forward_batch(settings: TrainingSettings) -> int:
     return max(size for size in range(1, min(step, bound) + 1) if step % size == 0)
 
 
+def dead_share(rewards: Sequence[float | None], group_size: int) -> float:
+    """Share of groups without two different rewards: they give no gradient."""
+    groups = [[r for r in rewards[i : i + group_size] if r is not None] for i in range(0, len(rewards), group_size)]
+    return sum(not group or max(group) - min(group) < _NO_SPREAD for group in groups) / len(groups)
+
+
 def own_reward(own_reward: list[float | None], **_: Any) -> list[float | None]:
     """The role's own reward as scored by the scenario; None leaves a dialogue out of its group."""
     return own_reward
@@ -246,4 +260,4 @@ class _Logs(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        self.report(state.global_step, {k: float(v) for k, v in (logs or {}).items()})
+        self.report(state.global_step, {k: float(v) for k, v in (logs or {}).items() if v is not None})
