@@ -11,6 +11,7 @@ from negotiation.scenario import CloseReason
 
 CONTEXT = scenario_named("telesales").generate(1)
 FLOORS = CONTEXT.views[Role.AGENT]["floors"]
+VEHICLE = next(iter(FLOORS))
 
 
 def kinds(events) -> list[str]:
@@ -18,12 +19,12 @@ def kinds(events) -> list[str]:
 
 
 async def test_the_agent_opens_when_it_speaks_first(shop):
-    shop.engine.say = lambda request: "Hello, a van? [offer A 9000000]"
+    shop.engine.say = lambda request: f"Hello, a van? [offer {VEHICLE} 9000000]"
     opened = await shop.open(labels={"campaign": "spring"}, source="simulated")
     assert opened["adapter"] == "agent@1"
     assert opened["state"] == "open"
     assert opened["message"]["text"].startswith("Hello, a van?")
-    assert opened["message"]["move"] == {"kind": "offer", "arguments": ["A", "9000000"]}
+    assert opened["message"]["move"] == {"kind": "offer", "arguments": [VEHICLE, "9000000"]}
     events = shop.sink.of(opened["id"])
     assert kinds(events) == ["opened", "message", "offer"]
     assert [event.sequence for event in events] == [0, 1, 2]
@@ -52,13 +53,13 @@ async def test_the_customer_opens_when_it_speaks_first(shop):
 
 
 async def test_an_accepted_offer_closes_without_a_reply(shop):
-    price = FLOORS["A"] // 100 + 250
-    shop.engine.say = lambda request: f"Take it. [offer A {price}]"
+    price = FLOORS[VEHICLE] // 100 + 250
+    shop.engine.say = lambda request: f"Take it. [offer {VEHICLE} {price}]"
     opened = await shop.open()
     answer = (await shop.say(opened["id"], "Good. [accept]")).json()
     assert answer["reply"] is None
     assert (answer["state"], answer["reason"]) == ("closed", "agreed")
-    assert answer["agreement"] == {"kind": "offer", "arguments": ["A", str(price)]}
+    assert answer["agreement"] == {"kind": "offer", "arguments": [VEHICLE, str(price)]}
     assert len(shop.engine.requests) == 1
     closed = shop.sink.of(opened["id"])[-1].payload
     assert closed == Closed(reason=CloseReason.AGREED, agreement=closed.agreement)
@@ -68,8 +69,8 @@ async def test_an_accepted_offer_closes_without_a_reply(shop):
 
 
 async def test_an_offer_beyond_authority_is_never_shown(shop):
-    secret = FLOORS["A"] // 100 - 250
-    shop.engine.say = lambda request: f"It is yours for less. [offer A {secret}]"
+    secret = FLOORS[VEHICLE] // 100 - 250
+    shop.engine.say = lambda request: f"It is yours for less. [offer {VEHICLE} {secret}]"
     opened = await shop.open()
     assert str(secret) not in str(opened)
     assert opened["message"]["move"] is None
@@ -160,9 +161,9 @@ async def test_streaming_gives_the_reply_and_done(shop):
 
 async def test_the_conversation_is_shown_as_the_customer_saw_it(shop):
     opened = await shop.open()
-    await shop.say(opened["id"], "I offer. [offer A 100]")
+    await shop.say(opened["id"], f"I offer. [offer {VEHICLE} 100]")
     shown = (await shop.client.get(f"/v1/conversations/{opened['id']}")).json()
     assert [turn["role"] for turn in shown["turns"]] == ["agent", "counterpart", "agent"]
-    assert shown["turns"][1]["move"] == {"kind": "offer", "arguments": ["A", "100"]}
+    assert shown["turns"][1]["move"] == {"kind": "offer", "arguments": [VEHICLE, "100"]}
     assert (shown["state"], shown["adapter"], shown["scenario"]) == ("open", "agent@1", "telesales")
     assert "floors" not in str(shown)

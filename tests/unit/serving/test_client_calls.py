@@ -22,8 +22,8 @@ def client_of(shop, who: str = "acme", **options) -> SparringClient:
 
 async def test_a_whole_conversation(shop):
     context = SCENARIO.generate(3)
-    price = context.views[Role.AGENT]["floors"]["A"] // 100 + 250
-    shop.engine.say = lambda request: f"This one. [offer A {price}]"
+    vehicle, floor = next(iter(context.views[Role.AGENT]["floors"].items()))
+    shop.engine.say = lambda request: f"This one. [offer {vehicle} {floor // 100 + 250}]"
     async with client_of(shop) as client:
         assert await client.ready()
         opened = await client.open_conversation(context, simulated=True, labels={"seed": "3"})
