@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from negotiation.catalogue import NAMES, scenario_named
-from negotiation.generation import BASE
+from negotiation.generation import BASE, GenerationRequest
 from negotiation.roles import Role
 from training.counterparts import negotiators
 from training.evaluation import Episode, EvaluationResult, evaluate
@@ -28,23 +30,46 @@ def judged(engine: Any, name: str, role: Role = Role.AGENT, **options: Any) -> E
     return evaluate(engine, scenario_named(name), BASE, role, **arguments)
 
 
+def fickle(request: GenerationRequest) -> str:
+    """Words and moves drawn from the request's own seed: rows tell any two seeds apart."""
+    rng = random.Random(request.sampling.seed)
+    return rng.choice(("[quit]", "[agree]", "[propose 1 0 0]", "let me think " * rng.randint(1, 4)))
+
+
+def said(spy: Any) -> Counter[tuple[Any, ...]]:
+    return Counter((q.prompt_ids, q.sampling.seed, r.token_ids) for q, r in spy.calls)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("role", list(Role))
-def test_the_same_seeds_give_the_same_rows(new_engine: New, name: str, role: Role) -> None:
-    first, again = (judged(new_engine(), name, role) for _ in range(2))
+def test_the_same_seeds_give_the_same_rows_and_tokens(new_engine: New, spy_on: New, name: str, role: Role) -> None:
+    spies = [spy_on(new_engine()) for _ in range(2)]
+    first, again = (judged(spy, name, role, seeds=SEEDS[:3]) for spy in spies)
     assert first == again
+    assert said(spies[0]) == said(spies[1])
     assert first.role is role
     assert first.scenario == name
 
 
 @pytest.mark.parametrize("batch", [1, 5])
-def test_the_batch_size_does_not_change_results(new_engine: New, batch: int) -> None:
+def test_the_batch_size_does_not_change_results(reciter: New, new_engine: New, spy_on: New, batch: int) -> None:
     done: list[tuple[int, int]] = []
-    whole = judged(new_engine(), "telesales")
-    parts = judged(new_engine(), "telesales", batch=batch, progress=lambda *count: done.append(count))
+    whole = judged(reciter(fickle), "deal-or-no-deal", max_message_tokens=40)
+    parts = judged(
+        reciter(fickle),
+        "deal-or-no-deal",
+        max_message_tokens=40,
+        batch=batch,
+        progress=lambda *count: done.append(count),
+    )
     assert parts == whole
+    assert len({(row.turns, row.tokens) for row in whole.episodes}) > 6
     assert done[-1] == (12, 12)
     assert len(done) == math.ceil(12 / batch)
+    spies = [spy_on(new_engine()) for _ in range(2)]
+    for spy, size in zip(spies, (256, batch), strict=True):
+        judged(spy, "telesales", seeds=SEEDS[:3], batch=size)
+    assert said(spies[0]) == said(spies[1])
 
 
 def test_every_pair_of_seed_and_opponent_is_played_once(engine: Any) -> None:
@@ -54,11 +79,12 @@ def test_every_pair_of_seed_and_opponent_is_played_once(engine: Any) -> None:
     assert {e.opponent: e.family for e in result.episodes} == {o.name: o.family for o in opponents}
 
 
-def test_a_pair_is_the_same_whoever_else_is_evaluated(new_engine: New) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pair_is_the_same_whoever_else_is_evaluated(reciter: New, name: str) -> None:
     """Two results are comparable pair by pair: a row depends on its own seed and opponent alone."""
-    opponents = negotiators("telesales", Role.COUNTERPART, "held_out")
-    all_rows = judged(new_engine(), "telesales", opponents=opponents[:2]).episodes
-    some = judged(new_engine(), "telesales", opponents=opponents[1:2], seeds=SEEDS[::-2]).episodes
+    opponents = negotiators(name, Role.COUNTERPART, "held_out")
+    all_rows = judged(reciter(fickle), name, max_message_tokens=40).episodes
+    some = judged(reciter(fickle), name, max_message_tokens=40, opponents=opponents[1:2], seeds=SEEDS[::-2]).episodes
     assert set(some) < set(all_rows)
 
 
