@@ -15,8 +15,9 @@ from negotiation.deal_or_no_deal import DealOrNoDeal, Pool, remainder, splits
 from negotiation.moves import Move
 from negotiation.roles import Role
 from negotiation.scenario import Context
-from negotiation.telesales import BODIES, FUELS, GRID, MINOR, AgentView, CustomerView, Stock, offer
+from negotiation.telesales import BODIES, GRID, MINOR, OBJECTIONS, AgentView, CustomerView, Stock, offer
 from training.counterparts.deal_negotiators import in_words
+from training.wording import strange
 
 _QUESTIONS = 6
 
@@ -45,21 +46,29 @@ def drill(seed: int) -> Drill:
     return Drill(scenario.system_prompt(role, context), tuple(exchanges[:_QUESTIONS]))
 
 
+def _perhaps_strange(question: str, rng: random.Random) -> str:
+    return strange(question, rng) if rng.random() < 0.5 else question
+
+
 def _stock(context: Context, rng: random.Random) -> list[tuple[str, str]]:
     floors = AgentView.model_validate(context.views[Role.AGENT]).floors
     exchanges = []
     for vehicle in Stock.model_validate(context.public).vehicles:
         need = rng.choice((vehicle.body, f"{vehicle.fuel} {vehicle.body}"))
-        name, floor = vehicle.described, floors[vehicle.id]
+        name, floor = vehicle.id, floors[vehicle.id]
         listed = vehicle.list_price // MINOR
         exchanges += [
             (
-                rng.choice(("I need a {}.", "A {}, please.", "{}?")).format(need),
-                f"I have a {name} {listed} here. {offer(vehicle.id, vehicle.list_price)}",
+                _perhaps_strange(rng.choice(("I need the {}.", "The {}, please.", "{}.")).format(need), rng),
+                f"I have the {name} {listed} here. {offer(vehicle.id, vehicle.list_price)}",
             ),
-            (f"What of the {vehicle.body}?", f"{name} {listed} floor {floor // MINOR}"),
+            (f"What of the {vehicle.body}?", f"Listed: {name} {listed}. Floors: {name} {floor // MINOR}."),
             (f"Too much, the {vehicle.body}.", f"For you the {name} {floor // MINOR}. {offer(vehicle.id, floor)}"),
         ]
+        concern = rng.choice(OBJECTIONS)
+        answer = rng.choice((f"The {concern} is included.", f"The {concern} is no problem."))
+        asked = _perhaps_strange(f"What about the {concern}?", rng)
+        exchanges.append((asked, f"{answer} For you the {name} {floor // MINOR}."))
     return exchanges
 
 
@@ -69,8 +78,9 @@ def _needs(context: Context, rng: random.Random) -> list[tuple[str, str]]:
     exchanges = []
     for _ in range(_QUESTIONS):
         body, price = rng.choice(BODIES), rng.randrange(25, 89) * GRID * MINOR
-        pitch = f"I have a {rng.choice(FUELS)} {body} {price // MINOR} here. {offer(body, price)}"
-        exchanges.append((pitch, f"I need a {need}. {offer(customer.body, customer.budget)}"))
+        pitch = f"I have the {body} {price // MINOR} here. {offer(body, price)}"
+        answer = f"I need the {need}. {offer(customer.body, customer.budget)}"
+        exchanges.append((_perhaps_strange(pitch, rng), answer))
     return exchanges
 
 

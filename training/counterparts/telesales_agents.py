@@ -1,6 +1,6 @@
 """Scripted telesales agents: the teachers of the warm start and the counterpart's training partners.
 
-They are ordinary sellers, not experts, on purpose: some pitch before they ask, overhear an objection or hold
+They are ordinary sellers, not experts, on purpose: some pitch before they ask, pass over an objection or hold
 their price too long. A model that imitates the mixture succeeds in about half of its calls, which leaves room
 to learn. The held-out agent asks, bargains and speaks by other rules.
 """
@@ -31,7 +31,7 @@ class SellerWording:
 
 PLAIN = SellerWording(
     ask=("Hello, what vehicle do you need?", "Hello, what are you looking for?"),
-    pitch=("I have a {vehicle} {price} here.", "There is the {vehicle} {price} for you."),
+    pitch=("I have the {vehicle} {price} here.", "There is the {vehicle} {price} for you."),
     lower=("I can do the {vehicle} {price}.", "For you the {vehicle} {price}."),
     hold=("It stays the {vehicle} {price}.", "It is worth it, the {vehicle} {price}."),
     answer=("The {concern} is included.", "The {concern} is no problem."),
@@ -95,7 +95,7 @@ class ScriptedSeller:
             lines = self.wording.pitch
         else:
             lines = self.wording.lower if price < offers[-1] else self.wording.hold
-        words = rng.choice(lines).format(vehicle=vehicle.described, price=price // MINOR)
+        words = rng.choice(lines).format(vehicle=vehicle.id, price=price // MINOR)
         return f"{answer}{words} {offer(vehicle.id, price)}"
 
     def _choose(
@@ -135,10 +135,10 @@ def _bid(state: NegotiationState) -> tuple[str, int] | None:
 
 TRAINING: tuple[ScriptedSeller, ...] = (
     ScriptedSeller(
-        "easy-seller", "easy-seller", PLAIN, SellerStyle(0.6, 0.75, 0.6, steps=(2, 4), power=0.8, takes_bid_at=0.0)
+        "easy-seller", "easy-seller", PLAIN, SellerStyle(0.6, 0.75, 0.4, steps=(1, 4), power=0.8, takes_bid_at=0.0)
     ),
     ScriptedSeller(
-        "firm-seller", "firm-seller", PLAIN, SellerStyle(0.7, 0.8, 0.6, steps=(4, 7), power=1.5, takes_bid_at=0.5)
+        "firm-seller", "firm-seller", PLAIN, SellerStyle(0.7, 0.8, 0.4, steps=(4, 7), power=1.5, takes_bid_at=0.5)
     ),
 )
 HELD_OUT: tuple[ScriptedSeller, ...] = (

@@ -1,8 +1,8 @@
 """Scripted customers of vehicle telesales.
 
-Two training families (a conceder and a boulware haggler, the same wording pool) and four held-out families
-with other proposal rules, other acceptance rules and other words: a mirror, a silent one, a bracketing haggler
-and a deadline player. All keep to their budget; what differs is what it takes to make them say yes.
+Three training families (a conceder, a boulware haggler and an anchor, the same wording pool) and four held-out
+families with other proposal rules, other acceptance rules and other words: a mirror, a silent one, a bracketing
+haggler and a deadline player. All keep to their budget; what differs is what it takes to make them say yes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.counterparts.negotiator import temper
 
 @dataclass(frozen=True)
 class Wording:
-    """What a family says. ``{need}``, ``{concern}`` and ``{price}`` are filled in."""
+    """What a family says; ``{need}``, ``{a_need}`` (with article), ``{concern}`` and ``{price}`` are filled in."""
 
     greet: Sequence[str]
     need: Sequence[str]
@@ -34,8 +34,8 @@ class Wording:
 
 PLAIN = Wording(
     greet=("Hello, who is calling?", "Yes, hello?"),
-    need=("I need a {need}.", "I am looking for a {need}.", "A {need}, please."),
-    unsuitable=("That does not suit me, I need a {need}.", "No, I am looking for a {need}."),
+    need=("I need {a_need}.", "I am looking for {a_need}.", "The {need}, please."),
+    unsuitable=("That does not suit me, I need {a_need}.", "No, I am looking for {a_need}."),
     ask_concern=("What about the {concern}?", "And what is the {concern}?"),
     expensive=("That is too much for me.", "That is over what I can pay."),
     bid=("I could pay {price}.", "Too much. I offer {price}."),
@@ -44,8 +44,8 @@ PLAIN = Wording(
 )
 FORMAL = Wording(
     greet=("Good day.",),
-    need=("Only a {need} interests me.", "It has to be a {need}."),
-    unsuitable=("Not that one. It has to be a {need}.",),
+    need=("Only {a_need} interests me.", "It has to be {a_need}."),
+    unsuitable=("Not that one. It has to be {a_need}.",),
     ask_concern=("First tell me about {concern}.",),
     expensive=("Come down a little more.", "You will have to do better."),
     bid=("My figure is {price}.", "Let us say {price}."),
@@ -64,8 +64,8 @@ TERSE = Wording(
 )
 CHATTY = Wording(
     greet=("Oh hi, nice that you ring, I was just having coffee.",),
-    need=("Well, you know, my family keeps telling me that we want a {need} now.",),
-    unsuitable=("Nice thing, really, but my family would rather see a {need} at the door.",),
+    need=("Well, you know, my family keeps telling me that we want {a_need} now.",),
+    unsuitable=("Nice thing, really, but my family would rather see {a_need} at the door.",),
     ask_concern=("Before I forget, my brother said to ask how it is with {concern}.",),
     expensive=("Oh dear, my wallet just cried a bit.",),
     bid=("How about we meet at {price} and both go home happy?",),
@@ -121,7 +121,9 @@ class ScriptedCustomer(ABC):
         need = f"{view.fuel} {view.body}" if view.fuel else view.body
 
         def say(lines: Sequence[str], price: int = 0) -> str:
-            return rng.choice(lines).format(need=need, concern=view.objection, price=price)
+            return rng.choice(lines).format(
+                need=need, a_need=_with_article(need), concern=view.objection, price=price
+            )
 
         if not heard:
             tells = traits.random() < 0.4
@@ -169,6 +171,17 @@ class CurveCustomer(ScriptedCustomer):
     def bid(self, bargain: Bargain, traits: random.Random) -> int | None:
         limit = self._limit(bargain, traits)
         return None if traits.random() < 0.3 else int(limit // GRID) * GRID
+
+
+class AnchorCustomer(ScriptedCustomer):
+    """Names one low figure and then only complains; what it would pay changes from turn to turn."""
+
+    def accepts(self, bargain: Bargain, traits: random.Random) -> bool:
+        limits = [traits.uniform(0.86, 1.0) for _ in range(bargain.agent_turns + 1)]
+        return bargain.ask is not None and bargain.ask <= limits[-1] * bargain.budget
+
+    def bid(self, bargain: Bargain, traits: random.Random) -> int | None:
+        return None if bargain.bids else int(traits.uniform(0.65, 0.85) * bargain.budget // GRID) * GRID
 
 
 class MirrorCustomer(ScriptedCustomer):
@@ -249,9 +262,15 @@ def _read_bargain(view: CustomerView, stock: Stock, state: NegotiationState) -> 
     )
 
 
+def _with_article(noun: str) -> str:
+    # "suv" is spelled out, so it begins with a vowel's sound too.
+    return f"an {noun}" if noun.startswith(("e", "suv")) else f"a {noun}"
+
+
 TRAINING: tuple[ScriptedCustomer, ...] = (
     CurveCustomer("conceder", "conceder", PLAIN, power=0.6),
     CurveCustomer("boulware", "boulware", PLAIN, power=2.5),
+    AnchorCustomer("anchor", "anchor", PLAIN),
 )
 HELD_OUT: tuple[ScriptedCustomer, ...] = (
     MirrorCustomer("mirror", "mirror", FORMAL),
