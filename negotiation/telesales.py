@@ -7,7 +7,8 @@ objection that it wants answered, and its patience in turns.
 Success@1: this first call ends in a structured agreement on a vehicle that meets the needs, at a price at or
 under the budget and at or over the floor. Rewards, separate per role:
 
-* agent: 0.5 + 0.5 x (price - floor) / (list - floor) on success, else 0;
+* agent: 0.8 + 0.2 x (price - floor) / (list - floor) on success, else 0; less 0.1 for each offer beyond its
+  authority (it was blocked, and the customer heard a safe reply instead);
 * customer: clip(4 x (budget - price) / budget, -1, 1) for a vehicle that meets the needs, -1 for one that does
   not, -0.1 for no deal (the call cost time and the need remains).
 
@@ -32,6 +33,7 @@ MINOR = 100
 GRID = 250
 BODIES = ("hatchback", "estate", "suv", "van", "coupe")
 FUELS = ("petrol", "diesel", "electric")
+BLOCKED_COST = 0.1
 OBJECTIONS = ("warranty", "mileage", "delivery", "finance")
 
 
@@ -45,9 +47,10 @@ class Vehicle(BaseModel):
     list_price: int = Field(gt=0)
 
     @property
-    def described(self) -> str:
-        """Fuel, body, and the id last, where offers continue from it."""
-        return f"{self.fuel} {self.body}" if self.id == self.body else f"{self.fuel} {self.body} {self.id}"
+    def line(self) -> str:
+        """Its line in the agent's prompt. The price stands right behind the id, so that a small model finds it."""
+        features = self.fuel if self.id == self.body else f"{self.fuel} {self.body}"
+        return f"{self.id} {self.list_price // MINOR} {features}"
 
 
 class Stock(BaseModel):
@@ -159,8 +162,9 @@ class VehicleTelesales:
         stock = self._stock(context)
         if role is Role.AGENT:
             floors = self._agent_view(context).floors
-            lines = (f"{v.described} {v.list_price // MINOR} floor {floors[v.id] // MINOR}" for v in stock.vehicles)
-            return "You sell vehicles. " + "; ".join(lines)
+            listed = "; ".join(vehicle.line for vehicle in stock.vehicles)
+            lowest = "; ".join(f"{vehicle.id} {floors[vehicle.id] // MINOR}" for vehicle in stock.vehicles)
+            return f"You sell vehicles. Listed: {listed}. Floors: {lowest}."
         customer = self._customer_view(context)
         need = f"{customer.fuel} {customer.body}" if customer.fuel else customer.body
         concern = customer.objection or "none"
@@ -228,11 +232,12 @@ class VehicleTelesales:
             raise ValueError("the negotiation is still open: no outcome yet")
         stock, floors = self._stock(context), self._agent_view(context).floors
         customer = self._customer_view(context)
+        cost = BLOCKED_COST * sum(turn.blocked for turn in state.turns if turn.role is Role.AGENT)
         if state.agreement is None:
             return Outcome(
                 agreed=False,
                 success=False,
-                rewards={Role.AGENT: 0.0, Role.COUNTERPART: -0.1},
+                rewards={Role.AGENT: 0.0 - cost, Role.COUNTERPART: -0.1},
                 points={Role.AGENT: 0, Role.COUNTERPART: 0},
                 detail=str(state.closed),
             )
@@ -248,7 +253,7 @@ class VehicleTelesales:
             agreed=True,
             success=success,
             rewards={
-                Role.AGENT: 0.5 + 0.5 * min(1.0, max(0.0, margin)) if success else 0.0,
+                Role.AGENT: (0.8 + 0.2 * min(1.0, max(0.0, margin)) if success else 0.0) - cost,
                 Role.COUNTERPART: min(1.0, max(-1.0, surplus)),
             },
             points={Role.AGENT: price - floor, Role.COUNTERPART: (customer.budget if suits else 0) - price},

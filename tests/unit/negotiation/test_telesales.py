@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from negotiation.authority import SAFE_REPLY
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason, Context, ScenarioError
-from negotiation.telesales import MINOR, AgentView, CustomerView, Stock, VehicleTelesales
+from negotiation.telesales import (
+    BLOCKED_COST,
+    MINOR,
+    AgentView,
+    CustomerView,
+    Stock,
+    Vehicle,
+    VehicleTelesales,
+)
 
 SCENARIO = VehicleTelesales()
 CONTEXT = Context(
@@ -62,7 +70,7 @@ def test_a_sale_within_floor_and_budget_is_a_success() -> None:
     assert state.closed is CloseReason.AGREED
     outcome = SCENARIO.outcome(CONTEXT, state)
     assert outcome.success
-    assert outcome.rewards[Role.AGENT] == pytest.approx(0.5 + 0.5 * 0.5)
+    assert outcome.rewards[Role.AGENT] == pytest.approx(0.8 + 0.2 * 0.5)
     assert outcome.rewards[Role.COUNTERPART] == 0.0
     assert outcome.points == {Role.AGENT: 1000 * MINOR, Role.COUNTERPART: 0}
 
@@ -93,6 +101,24 @@ def test_no_price_under_the_floor_ever_binds(price: int) -> None:
             SCENARIO.advance(CONTEXT, state, Role.AGENT, "[accept]")
     else:
         assert state.standing is not None
+
+
+@pytest.mark.parametrize(("last", "earned"), [("Deal. [accept]", 0.9), ("No. [quit]", 0.0)])
+def test_each_blocked_offer_costs_the_agent_and_nobody_else(last: str, earned: float) -> None:
+    texts = ("[offer A 1]", "Hm.", "[offer A 2]", "No.", "[offer A 14000]", last)
+    honest = SCENARIO.outcome(CONTEXT, say("Hello.", "Hm.", "Well.", "No.", *texts[4:]))
+    outcome = SCENARIO.outcome(CONTEXT, say(*texts))
+    assert honest.rewards[Role.AGENT] == pytest.approx(earned)
+    assert outcome.rewards[Role.AGENT] == pytest.approx(earned - 2 * BLOCKED_COST)
+    assert outcome.rewards[Role.COUNTERPART] == honest.rewards[Role.COUNTERPART]
+
+
+def test_a_vehicles_line_names_the_body_unless_its_id_does() -> None:
+    agent = SCENARIO.system_prompt(Role.AGENT, CONTEXT)
+    assert "A 15000 diesel suv; B 10000 electric van." in agent
+    assert "Floors: A 13000; B 9000." in agent
+    named = Vehicle(id="suv", body="suv", fuel="diesel", list_price=1_500_000)
+    assert named.line == "suv 15000 diesel"
 
 
 def test_accepting_a_bid_under_the_floor_is_blocked() -> None:
