@@ -32,6 +32,7 @@ from negotiation.transcript import ChatFormat, Transcript
 from training.base_model import ModelSize, create_model, save_model, train_tokenizer
 from training.counterparts import negotiators
 from training.drills import drill
+from training.wording import strange
 
 DIGEST_FILE = "model.sha256"
 REPORT_FILE = "build.json"
@@ -39,6 +40,7 @@ _SEED_SPAN = 10_000_000
 _IGNORED = -100
 _WARM_UP_STEPS = 40
 _REPORT_EVERY = 10
+_COPIED = 24
 
 Row = tuple[list[int], list[int]]
 
@@ -51,7 +53,11 @@ class WarmStartSettings(BaseModel):
     seed: int = Field(0, ge=0, description="Seed of scenarios, weights and order.")
     dialogues: int = Field(10_000, ge=16, description="Scripted dialogues to learn from; each gives two role views.")
     telesales_share: float = Field(0.7, ge=0, le=1, description="Share of dialogues that are telesales calls.")
-    steps: int = Field(900, ge=1, description="Optimizer steps.")
+    strange_share: float = Field(
+        0.5, ge=0, le=1, description="Share of role views in which the other side's words are made strange."
+    )
+    copy_steps: int = Field(150, ge=0, description="Optimizer steps on repeated random tokens, before all else.")
+    steps: int = Field(1000, ge=1, description="Optimizer steps in all.")
     batch_size: int = Field(32, ge=2, description="Role views in a step.")
     drill_share: float = Field(0.5, ge=0, lt=1, description="Share of drills in the batches of the first half.")
     matrix_learning_rate: float = Field(0.02, gt=0, description="Peak learning rate of Muon, cosine schedule.")
@@ -95,8 +101,10 @@ def scripted_dialogues(settings: WarmStartSettings) -> Iterator[ScriptedDialogue
         yield ScriptedDialogue(scenario, context, state)
 
 
-def role_view(dialogue: ScriptedDialogue, role: Role, chat: ChatFormat) -> Transcript:
-    """The dialogue as ``role``'s model would have seen and spoken it."""
+def role_view(
+    dialogue: ScriptedDialogue, role: Role, chat: ChatFormat, heard: Callable[[str], str] = str
+) -> Transcript:
+    """The dialogue as ``role``'s model would have seen and spoken it; ``heard`` may reword the other side."""
     transcript = Transcript(chat, dialogue.scenario.system_prompt(role, dialogue.context))
     for turn in dialogue.state.turns:
         if turn.role is role:
@@ -104,7 +112,7 @@ def role_view(dialogue: ScriptedDialogue, role: Role, chat: ChatFormat) -> Trans
                 transcript.open()
             _recite(transcript, turn.text)
         else:
-            transcript.hear(turn.shown)
+            transcript.hear(heard(turn.shown))
     return transcript
 
 
@@ -122,7 +130,7 @@ def build_base_model(
     dialogues = list(scripted_dialogues(settings))
     tokenizer = train_tokenizer(_texts(dialogues), size.vocabulary, size.context_length)
     model = create_model(tokenizer, size, settings.seed)
-    rows = _rows(dialogues, tokenizer, size.context_length)
+    rows = _rows(dialogues, tokenizer, settings)
     losses = _fit(model, _Batches(rows, tokenizer, settings), settings, progress)
     save_model(model, tokenizer, output)
     digest = hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
@@ -193,6 +201,8 @@ class _Batches:
     def next(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and labels, each [batch, longest]."""
         size = self.settings.batch_size
+        if step < self.settings.copy_steps:
+            return self._copies(2 * size)
         drills = int(size * self.settings.drill_share) if step < self.settings.steps / 2 else 0
         chosen = [self._drill() for _ in range(drills)]
         while len(chosen) < size:
@@ -202,6 +212,12 @@ class _Batches:
         ids = pad_sequence([torch.tensor(row[0]) for row in chosen], batch_first=True, padding_value=self.pad)
         labels = pad_sequence([torch.tensor(row[1]) for row in chosen], batch_first=True, padding_value=_IGNORED)
         return ids, labels
+
+    def _copies(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random tokens, twice over: the cheapest text from which to learn to copy (Olsson et al. 2022)."""
+        rows = [self.rng.choices(range(len(self.chat.tokenizer)), k=_COPIED) for _ in range(size)]
+        once = torch.tensor(rows)
+        return once.repeat(1, 2), torch.cat([torch.full_like(once, _IGNORED), once], 1)
 
     def _shuffle(self) -> None:
         size = self.settings.batch_size
@@ -240,15 +256,21 @@ def _texts(dialogues: Sequence[ScriptedDialogue]) -> Iterator[str]:
 
 
 def _rows(
-    dialogues: Sequence[ScriptedDialogue], tokenizer: PreTrainedTokenizerFast, context_length: int
+    dialogues: Sequence[ScriptedDialogue], tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings
 ) -> list[Row]:
     chat = ChatFormat(tokenizer)
+    rng = random.Random(f"wording:{settings.seed}")
     rows: list[Row] = []
     for dialogue in dialogues:
         for role in Role:
-            view = role_view(dialogue, role, chat)
-            if not any(view.sampled) or len(view.ids) > context_length:
+            reworded = rng.random() < settings.strange_share
+            view = role_view(dialogue, role, chat, (lambda text: strange(text, rng)) if reworded else str)
+            if not any(view.sampled) or len(view.ids) > settings.size.context_length:
                 continue
-            said = len(chat.opening(view.system_prompt)) - 1
-            rows.append((view.ids, [_IGNORED] * said + view.ids[said:]))
+            if reworded:
+                labels = [t if own else _IGNORED for t, own in zip(view.ids, view.sampled, strict=True)]
+            else:
+                said = len(chat.opening(view.system_prompt)) - 1
+                labels = [_IGNORED] * said + view.ids[said:]
+            rows.append((view.ids, labels))
     return rows
