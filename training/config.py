@@ -12,7 +12,7 @@ class LearnerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    learning_rate: float = Field(2e-3, gt=0, le=1, description="Peak learning rate of AdamW, constant after warm-up.")
+    learning_rate: float = Field(4e-3, gt=0, le=1, description="Peak learning rate of AdamW, constant after warm-up.")
     kl_coefficient: float = Field(
         0.02, ge=0, description="Weight of the KL to the warm-started base model (the adapter switched off); 0: none."
     )
@@ -40,7 +40,7 @@ class TrainingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(0, ge=0, description="Seed of scenario order, sampling and adapters.")
-    steps: int = Field(16, ge=1, description="Update steps of each role.")
+    steps: int = Field(24, ge=1, description="Update steps of each role.")
     scenarios_per_step: int = Field(12, ge=1, description="Scenario groups in a step.")
     group_size: int = Field(8, ge=2, description="Dialogues per scenario; the advantage is normalised within.")
     joint_share: float = Field(
@@ -48,6 +48,12 @@ class TrainingSettings(BaseModel):
         ge=0,
         le=1,
         description="Share of groups in which the two learning roles meet; else each meets scripted players.",
+    )
+    strange_share: float = Field(
+        0.75,
+        ge=0,
+        le=1,
+        description="Share of scripted players who speak in invented words: content is learned then, not phrases.",
     )
     max_message_tokens: int = Field(40, ge=4, description="Longest message a model may sample, in tokens.")
     max_logprob_gap: float = Field(
@@ -62,7 +68,7 @@ class TrainingSettings(BaseModel):
     threads: int = Field(2, ge=1, description="Torch CPU threads.")
     adapter: AdapterSettings = AdapterSettings()
     agent: LearnerSettings = LearnerSettings()
-    counterpart: LearnerSettings = LearnerSettings(learning_rate=1e-3)
+    counterpart: LearnerSettings = LearnerSettings(learning_rate=2e-3)
 
     @property
     def dialogues_per_step(self) -> int:

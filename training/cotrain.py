@@ -26,11 +26,12 @@ from negotiation.roles import Role
 from negotiation.scenario import Context, Scenario
 from training.artifacts import BaseModelRef
 from training.config import TrainingSettings
-from training.counterparts import negotiators
+from training.counterparts import Negotiator, negotiators
 from training.joint_rollout import Dialogue, ModelPlayer, Player, Rollout, ScriptedPlayer, Table, play
 from training.learner import RoleLearner, TrainingHalted, UpdateMetrics
 from training.rendezvous import Rendezvous
 from training.views import TrainingView, training_view
+from training.wording import StrangeNegotiator
 
 logger = logging.getLogger(__name__)
 
@@ -179,9 +180,12 @@ class Cotraining:
         tables: list[dict[tuple[Role, ...], Table]] = []
         for position, index in enumerate(groups):
             context = self.contexts(index)
-            scripted: dict[Role, Player] = {
-                role: ScriptedPlayer(rng.choice(negotiators(self.scenario.name, role, "train"))) for role in Role
-            }
+            scripted: dict[Role, Player] = {}
+            for role in Role:
+                partner: Negotiator = rng.choice(negotiators(self.scenario.name, role, "train"))
+                if rng.random() < self.settings.strange_share:
+                    partner = StrangeNegotiator(partner)
+                scripted[role] = ScriptedPlayer(partner)
             for _ in range(self.settings.group_size):
                 seed = rng.getrandbits(40)
                 if position in joint:

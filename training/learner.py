@@ -20,7 +20,14 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    AutoTokenizer,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from negotiation.adapter import AdapterManifest, AdapterName
@@ -140,6 +147,8 @@ class RoleLearner:
                 remove_unused_columns=False,
             ),
         )
+        # Progress is reported by ``report``; the trainer would print every step's logs besides.
+        self.trainer.remove_callback(PrinterCallback)
         assert isinstance(self.trainer.model, PeftModel), "GRPOTrainer wraps the model for its adapter"
         self.model: PeftModel = self.trainer.model
         if start is not None:
