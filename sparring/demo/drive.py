@@ -134,9 +134,7 @@ class _Demo:
         urls = {"API docs": f"{url}/docs", "MLflow": mlflow[1], "Report": result.report}
         seconds = time.monotonic() - self.begun
         confidence = self.settings.pipelines.gate.confidence
-        ending = Ending(
-            result, serving, before, during, swap_seconds, seconds, memory.peak_bytes, urls, confidence
-        )
+        ending = Ending(result, serving, before, during, swap_seconds, seconds, memory.peak_bytes, urls, confidence)
         print_ending(self.console, ending)
         if not self.plan.once:
             await self._stay()
