@@ -26,7 +26,7 @@ from negotiation.generation import BASE, Engine
 from negotiation.roles import Role
 from pipelines.calibration import held_out_seeds, training_seed
 from pipelines.gate import GateDecision, decide
-from sparring.compose import TRAINING_BATCH, base_reference, open_engine
+from sparring.compose import base_reference, open_engine
 from sparring.models import resolve_base_model
 from sparring.progress import columns
 from sparring.settings import Settings, load_settings
@@ -67,7 +67,7 @@ def _run(settings: Settings, seed: int, scenarios: int, show: Any) -> dict[Role,
     model = resolve_base_model(settings.base_model)
     scenario = scenario_named(settings.pipelines.scenario)
     training = settings.training.model_copy(update={"seed": seed})
-    engine = open_engine(settings, model, max_batch=TRAINING_BATCH)
+    engine = open_engine(settings, model, training=True)
     decisions: dict[Role, GateDecision] = {}
     try:
         with tempfile.TemporaryDirectory() as folder:

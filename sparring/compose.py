@@ -79,8 +79,8 @@ def _fresh_adapter(settings: Settings, model: ResolvedModel) -> Callable[[Adapte
     return write
 
 
-def open_engine(settings: Settings, model: ResolvedModel, *, max_batch: int | None = None) -> InProcessEngine:
-    """The in-process engine with the base model loaded. The caller closes it."""
+def open_engine(settings: Settings, model: ResolvedModel, *, training: bool = False) -> InProcessEngine:
+    """The in-process engine with the base model loaded, sized to serve or to play rollouts. The caller closes it."""
     from serving.engines.in_process import InProcessEngine
 
     engine = settings.serving.engine
@@ -88,8 +88,8 @@ def open_engine(settings: Settings, model: ResolvedModel, *, max_batch: int | No
         model.path,
         model.sha256,
         max_adapters=engine.max_adapters,
-        max_batch=max_batch or engine.max_batch,
-        threads=engine.threads,
+        max_batch=TRAINING_BATCH if training else engine.max_batch,
+        threads=settings.training.threads if training else engine.threads,
         max_rank=engine.max_adapter_rank,
         max_waiting=settings.serving.max_waiting,
     )
@@ -155,7 +155,7 @@ def _round_runner(settings: Settings) -> Callable[[Callable[[Progress], None]], 
             registry=open_registry(settings, model),
             scenario=scenario_named(settings.pipelines.scenario),
             base=base_reference(model),
-            engine_factory=lambda: open_engine(settings, model, max_batch=TRAINING_BATCH),
+            engine_factory=lambda: open_engine(settings, model, training=True),
             progress=progress,
         )
 

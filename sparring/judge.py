@@ -56,7 +56,7 @@ def evaluate_version(settings: Settings, role: Role, version: int | None) -> Eva
     number = version if version is not None else registry.version(role, CHAMPION)
     assert number is not None, "a registry that is open has champions"
     name, directory = _adapter(registry, role, number)
-    engine = open_engine(settings, model)
+    engine = open_engine(settings, model, training=True)
     try:
         result = _play(settings, engine, role, name, directory, held_out_seeds(number, _count(settings)))
     finally:
@@ -130,7 +130,7 @@ def _judge(settings: Settings, registry: MlflowRegistry, role: Role, version: in
     if candidate == champion:
         raise RefusedError(f"{role}@{candidate} is champion already: there is nothing to judge")
     seeds = held_out_seeds(candidate, _count(settings))
-    engine = open_engine(settings, resolve_base_model(settings.base_model))
+    engine = open_engine(settings, resolve_base_model(settings.base_model), training=True)
     try:
         pair = [_adapter(registry, role, number) for number in (candidate, champion)]
         played = [_play(settings, engine, role, name, directory, seeds) for name, directory in pair]
