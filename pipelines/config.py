@@ -56,7 +56,7 @@ class PipelineSettings(BaseModel):
     )
     max_live_contexts: int = Field(2000, ge=1, le=100_000, description="Newest conversations that a round draws on.")
     evaluation_scenarios: int = Field(
-        64, ge=2, le=9999, description="Seeded scenarios on which candidate and champion are compared, per opponent."
+        160, ge=2, le=9999, description="Seeded scenarios on which candidate and champion are compared, per opponent."
     )
     report_episodes: int = Field(20, ge=0, le=500, description="Rows of the largest changes shown in the report.")
     gate: GateSettings = Field(default_factory=GateSettings, description="For the agent.")
