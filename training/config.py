@@ -12,7 +12,9 @@ class LearnerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    learning_rate: float = Field(4e-3, gt=0, le=1, description="Peak learning rate of AdamW, constant after warm-up.")
+    learning_rate: float = Field(
+        4e-3, gt=0, le=1, description="Learning rate of AdamW at the first step, falling to 0 at the last."
+    )
     kl_coefficient: float = Field(
         0.02, ge=0, description="Weight of the KL to the warm-started base model (the adapter switched off); 0: none."
     )

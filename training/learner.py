@@ -129,7 +129,7 @@ class RoleLearner:
                 num_generations=settings.group_size,
                 max_completion_length=1_000_000,
                 learning_rate=learner.learning_rate,
-                lr_scheduler_type="constant",
+                lr_scheduler_type="linear",
                 max_grad_norm=learner.max_grad_norm,
                 beta=learner.kl_coefficient,
                 epsilon=learner.clip_range,

@@ -151,7 +151,7 @@ class ScriptedCustomer(ABC):
 
 
 class CurveCustomer(ScriptedCustomer):
-    """Pays along a curve of time: low at first, the whole budget when patience runs out.
+    """Pays along a curve of time: low at first, the whole budget when patience runs out; bids a little less.
 
     ``power`` under 1 concedes early (conceder), over 1 late (boulware).
     """
@@ -170,7 +170,7 @@ class CurveCustomer(ScriptedCustomer):
 
     def bid(self, bargain: Bargain, traits: random.Random) -> int | None:
         limit = self._limit(bargain, traits)
-        return None if traits.random() < 0.3 else int(limit // GRID) * GRID
+        return None if traits.random() < 0.3 else int(traits.uniform(0.88, 0.98) * limit // GRID) * GRID
 
 
 class AnchorCustomer(ScriptedCustomer):
