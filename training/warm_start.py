@@ -87,13 +87,13 @@ class ScriptedDialogue:
 
 
 def scripted_dialogues(settings: WarmStartSettings) -> Iterator[ScriptedDialogue]:
-    """Dialogues between training families, an endless mixture fixed by the seed."""
+    """Dialogues between the warm start's negotiators, an endless mixture fixed by the seed."""
     rng = random.Random(f"warm start:{settings.seed}")
     telesales, deal = NAMES
     for index in range(settings.dialogues):
         scenario = scenario_named(telesales if rng.random() < settings.telesales_share else deal)
         context = scenario.generate(settings.seed * _SEED_SPAN + index)
-        players = {role: rng.choice(negotiators(scenario.name, role, "train")) for role in Role}
+        players = {role: rng.choice(negotiators(scenario.name, role, "warm_start")) for role in Role}
         state = scenario.begin(context)
         while state.closed is None:
             role = state.next_speaker

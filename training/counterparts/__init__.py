@@ -1,6 +1,6 @@
 """The pool of scripted counterparts, by scenario, role and split.
 
-Training never meets a held-out family; a test holds that names and wordings do not overlap.
+Neither the warm start nor training meets a held-out family; a test holds that names and wordings do not overlap.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from negotiation.telesales import VehicleTelesales
 from training.counterparts import deal_negotiators, telesales_agents, telesales_customers
 from training.counterparts.negotiator import Negotiator
 
-Split = Literal["train", "held_out"]
+Split = Literal["warm_start", "train", "held_out"]
 
 _POOL: dict[tuple[str, Split], tuple[Negotiator, ...]] = {
+    (VehicleTelesales.name, "warm_start"): (*telesales_customers.WARM_START, *telesales_agents.TRAINING),
+    (DealOrNoDeal.name, "warm_start"): deal_negotiators.TRAINING,
     (VehicleTelesales.name, "train"): (*telesales_customers.TRAINING, *telesales_agents.TRAINING),
     (VehicleTelesales.name, "held_out"): (*telesales_customers.HELD_OUT, *telesales_agents.HELD_OUT),
     (DealOrNoDeal.name, "train"): deal_negotiators.TRAINING,

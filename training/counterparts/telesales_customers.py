@@ -2,7 +2,9 @@
 
 Three training families (a conceder, a boulware haggler and an anchor, the same wording pool) and four held-out
 families with other proposal rules, other acceptance rules and other words: a mirror, a silent one, a bracketing
-haggler and a deadline player. All keep to their budget; what differs is what it takes to make them say yes.
+haggler and a deadline player. The warm start meets easier customers of the training families, who name all that they
+would pay: what they cannot teach is left to learn. All keep to their budget; what differs is what it takes to make
+them say yes.
 """
 
 from __future__ import annotations
@@ -151,14 +153,17 @@ class ScriptedCustomer(ABC):
 
 
 class CurveCustomer(ScriptedCustomer):
-    """Pays along a curve of time: low at first, the whole budget when patience runs out; bids a little less.
+    """Pays along a curve of time: low at first, the whole budget when patience runs out.
 
-    ``power`` under 1 concedes early (conceder), over 1 late (boulware).
+    ``power`` under 1 concedes early (conceder), over 1 late (boulware). ``bids`` is the share of its limit that it
+    names, from and to: a customer who names all of it can be waited out.
     """
 
-    def __init__(self, name: str, family: str, wording: Wording, power: float) -> None:
+    def __init__(
+        self, name: str, family: str, wording: Wording, *, power: float, bids: tuple[float, float] = (0.88, 0.98)
+    ) -> None:
         super().__init__(name, family, wording)
-        self.power = power
+        self.power, self.bids = power, bids
 
     def _limit(self, bargain: Bargain, traits: random.Random) -> float:
         start = traits.uniform(0.80, 0.92)
@@ -170,7 +175,7 @@ class CurveCustomer(ScriptedCustomer):
 
     def bid(self, bargain: Bargain, traits: random.Random) -> int | None:
         limit = self._limit(bargain, traits)
-        return None if traits.random() < 0.3 else int(traits.uniform(0.88, 0.98) * limit // GRID) * GRID
+        return None if traits.random() < 0.3 else int(traits.uniform(*self.bids) * limit // GRID) * GRID
 
 
 class AnchorCustomer(ScriptedCustomer):
@@ -267,10 +272,16 @@ def _with_article(noun: str) -> str:
     return f"an {noun}" if noun.startswith(("e", "suv")) else f"a {noun}"
 
 
+_ANCHOR = AnchorCustomer("anchor", "anchor", PLAIN)
+WARM_START: tuple[ScriptedCustomer, ...] = (
+    CurveCustomer("conceder", "conceder", PLAIN, power=0.6, bids=(1.0, 1.0)),
+    CurveCustomer("boulware", "boulware", PLAIN, power=2.5, bids=(1.0, 1.0)),
+    _ANCHOR,
+)
 TRAINING: tuple[ScriptedCustomer, ...] = (
     CurveCustomer("conceder", "conceder", PLAIN, power=0.6),
     CurveCustomer("boulware", "boulware", PLAIN, power=2.5),
-    AnchorCustomer("anchor", "anchor", PLAIN),
+    _ANCHOR,
 )
 HELD_OUT: tuple[ScriptedCustomer, ...] = (
     MirrorCustomer("mirror", "mirror", FORMAL),

@@ -71,7 +71,7 @@ def test_training_families_are_used(
 ) -> None:
     """The counter-test: fewer training negotiators make another model."""
     for (scenario, split), pool in list(counterparts._POOL.items()):
-        if split == "train":
+        if split == "warm_start":
             first = {negotiator.role: negotiator for negotiator in reversed(pool)}
             monkeypatch.setitem(counterparts._POOL, (scenario, split), tuple(first.values()))
     assert build(tmp_path / "fewer").sha256 != built[1].sha256
