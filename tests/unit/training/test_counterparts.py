@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from negotiation.catalogue import NAMES, scenario_named
 from negotiation.roles import Role
 from negotiation.scenario import Context, NegotiationState
-from training.counterparts import Negotiator, deal_negotiators, negotiators, telesales_agents, telesales_customers
+from training.counterparts import (
+    Negotiator,
+    Split,
+    deal_negotiators,
+    negotiators,
+    telesales_agents,
+    telesales_customers,
+)
 
 
 def play(context: Context, players: dict[Role, Negotiator], seed: int) -> NegotiationState:
@@ -42,7 +49,7 @@ def test_a_negotiator_does_not_see_the_other_view(name: str, role: Role) -> None
     context = scenario_named(name).generate(3)
     blind = context.model_copy(update={"views": {role: context.views[role]}})
     state = NegotiationState(next_speaker=role)
-    for split in ("train", "held_out"):
+    for split in ("warm_start", "train", "held_out"):
         for negotiator in negotiators(name, role, split):
             texts = {negotiator.reply(c, state, random.Random(1)) for c in (context, blind)}
             assert len(texts) == 1
@@ -50,8 +57,9 @@ def test_a_negotiator_does_not_see_the_other_view(name: str, role: Role) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("role", list(Role))
-def test_training_and_held_out_families_are_disjoint(name: str, role: Role) -> None:
-    train, held_out = (negotiators(name, role, split) for split in ("train", "held_out"))
+@pytest.mark.parametrize("split", ["warm_start", "train"])
+def test_what_is_learned_from_and_held_out_families_are_disjoint(name: str, role: Role, split: Split) -> None:
+    train, held_out = negotiators(name, role, split), negotiators(name, role, "held_out")
     assert {n.family for n in train}.isdisjoint(n.family for n in held_out)
     assert {n.name for n in train}.isdisjoint(n.name for n in held_out)
 
@@ -68,9 +76,10 @@ def test_training_and_held_out_families_are_disjoint(name: str, role: Role) -> N
 
 def test_training_and_held_out_customers_decide_by_other_rules() -> None:
     for module in (telesales_customers, deal_negotiators):
+        learned = getattr(module, "WARM_START", ())
         rules = {
             split: {(type(n).accepts, getattr(type(n), "bid", None) or type(n).propose) for n in pool}  # type: ignore[attr-defined]
-            for split, pool in (("train", module.TRAINING), ("held_out", module.HELD_OUT))
+            for split, pool in (("train", (*learned, *module.TRAINING)), ("held_out", module.HELD_OUT))
         }
         for accepts, proposes in rules["held_out"]:
             assert all(accepts is not a and proposes is not p for a, p in rules["train"])
