@@ -82,6 +82,8 @@ def _environment(settings: Settings, plan: DemoPlan) -> dict[str, str]:
         # A viewer is all that is needed of the server here; its job runners would only take memory.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "TOKENIZERS_PARALLELISM": "false",
+        # One memory arena per thread (glibc's default) would cost the worker a gigabyte.
+        "MALLOC_ARENA_MAX": "2",
     }
     if settings.base_model == BUNDLED or Path(settings.base_model).exists():
         variables["HF_HUB_OFFLINE"] = "1"
