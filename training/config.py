@@ -65,7 +65,7 @@ class TrainingSettings(BaseModel):
         0.1, ge=0, le=1, description="Share of dropped dialogues in a step above which the run stops."
     )
     micro_batch: int = Field(
-        24, ge=0, description="Dialogues per forward pass of an update, a bound on memory; 0: the whole step."
+        8, ge=0, description="Dialogues per forward pass of an update, a bound on memory; 0: the whole step."
     )
     threads: int = Field(2, ge=1, description="Torch CPU threads.")
     adapter: AdapterSettings = AdapterSettings()

@@ -193,7 +193,7 @@ class _Batches:
     def __init__(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> None:
         self.rows, self.settings = rows, settings
         self.chat = ChatFormat(tokenizer)
-        self.pad = tokenizer.pad_token_id
+        self.pad, self.vocabulary = tokenizer.pad_token_id, len(tokenizer)
         self.rng = random.Random(f"batches:{settings.seed}")
         self.order: list[int] = []
         self.drills = settings.seed * _SEED_SPAN
@@ -215,7 +215,7 @@ class _Batches:
 
     def _copies(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Random tokens, twice over: the cheapest text from which to learn to copy (Olsson et al. 2022)."""
-        rows = [self.rng.choices(range(len(self.chat.tokenizer)), k=_COPIED) for _ in range(size)]
+        rows = [self.rng.choices(range(self.vocabulary), k=_COPIED) for _ in range(size)]
         once = torch.tensor(rows)
         return once.repeat(1, 2), torch.cat([torch.full_like(once, _IGNORED), once], 1)
 

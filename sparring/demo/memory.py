@@ -1,4 +1,9 @@
-"""Peak memory of a process tree, sampled. Resident sizes are added up, so shared pages count more than once."""
+"""Peak memory of a process tree, sampled.
+
+On Linux a page that several processes share (a library's code) is divided among them (proportional set size), so that
+the sum is what the machine really holds. Elsewhere resident sizes are added up, which counts shared pages more than
+once.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,13 @@ class PeakMemory:
             total = 0
             for process in (root, *root.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    total += process.memory_info().rss
+                    total += _held_bytes(process)
             self._peak = max(self._peak, total)
             if self._done.wait(self._interval):
                 return
+
+
+def _held_bytes(process: psutil.Process) -> int:
+    if psutil.LINUX:
+        return int(process.memory_full_info().pss)
+    return int(process.memory_info().rss)
