@@ -236,9 +236,11 @@ class _Batches:
         for question, answer in one.exchanges:
             transcript.hear(question)
             _recite(transcript, answer)
-        return transcript.ids, [
-            t if own else _IGNORED for t, own in zip(transcript.ids, transcript.sampled, strict=True)
-        ]
+        return transcript.ids, _own_labels(transcript)
+
+
+def _own_labels(transcript: Transcript) -> list[int]:
+    return [t if own else _IGNORED for t, own in zip(transcript.ids, transcript.sampled, strict=True)]
 
 
 def _recite(transcript: Transcript, text: str) -> None:
@@ -268,7 +270,7 @@ def _rows(
             if not any(view.sampled) or len(view.ids) > settings.size.context_length:
                 continue
             if reworded:
-                labels = [t if own else _IGNORED for t, own in zip(view.ids, view.sampled, strict=True)]
+                labels = _own_labels(view)
             else:
                 said = len(chat.opening(view.system_prompt)) - 1
                 labels = [_IGNORED] * said + view.ids[said:]

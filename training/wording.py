@@ -31,19 +31,19 @@ def strange(text: str, rng: random.Random) -> str:
     mark: people ask without one too.
     """
     words: list[str] = []
-    pending = invented = 0
+    dropped, invented = False, 0
     for part in _PART.findall(text):
         kept = part.startswith("[") or part.isdigit() or part.lower() in _CONTENT
         if not kept:
-            pending += 1
+            dropped = True
             continue
-        if pending or not words:
+        if dropped or not words:
             count = rng.randint(0, 4)
             words += [_invent(rng) for _ in range(min(count, _MOST_WORDS - invented))]
             invented += count
         words.append(part.lower())
-        pending = 0
-    if pending or not words:
+        dropped = False
+    if dropped or not words:
         words += [_invent(rng) for _ in range(rng.randint(1, 4))]
     ending = rng.choice(("?", ".", "") if "?" in text else (".", "", "!"))
     move = words.pop() if words[-1].startswith("[") else ""
