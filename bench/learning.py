@@ -85,7 +85,7 @@ def _run(settings: Settings, seed: int, scenarios: int, show: Any) -> dict[Role,
             for role in Role:
                 name = trained.adapters[role].name
                 engine.load_adapter(name, trained.adapters[role])
-                gate = settings.pipelines.gate if role is Role.AGENT else settings.pipelines.counterpart_gate
+                gate = settings.pipelines.gate_of(role)
                 decisions[role] = decide(
                     _episodes(engine, settings, name, role, seed, scenarios),
                     _episodes(engine, settings, BASE, role, seed, scenarios),

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from negotiation.roles import Role
+
 
 class GateSettings(BaseModel):
     """When a candidate may replace the champion, judged on paired differences against held-out counterparts."""
@@ -63,6 +65,10 @@ class PipelineSettings(BaseModel):
     counterpart_gate: GateSettings = Field(
         default_factory=lambda: GateSettings(metric="own_reward"), description="For the counterpart."
     )
+
+    def gate_of(self, role: Role) -> GateSettings:
+        """The gate that judges a role's candidates."""
+        return self.gate if role is Role.AGENT else self.counterpart_gate
 
     @property
     def event_log_path(self) -> Path:

@@ -211,7 +211,7 @@ class _Round:
             finally:
                 self.engine.unload_adapter(name)
         candidate, champion = results
-        settings = self.settings.gate if role is Role.AGENT else self.settings.counterpart_gate
+        settings = self.settings.gate_of(role)
         return decide(candidate.episodes, champion.episodes, settings)
 
     def register(

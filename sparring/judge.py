@@ -136,7 +136,7 @@ def _judge(settings: Settings, registry: MlflowRegistry, role: Role, version: in
         played = [_play(settings, engine, role, name, directory, seeds) for name, directory in pair]
     finally:
         engine.close()
-    gate = settings.pipelines.gate if role is Role.AGENT else settings.pipelines.counterpart_gate
+    gate = settings.pipelines.gate_of(role)
     decision = decide(played[0].episodes, played[1].episodes, gate)
     return Judgement(f"{role}@{candidate}", f"{role}@{champion}", decision)
 
