@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 def test_learning_compares_both_roles_with_the_warm_start(tmp_path: Path) -> None:
     small = {"STEPS": "2", "SCENARIOS_PER_STEP": "4", "GROUP_SIZE": "4", "THREADS": "1"}
-    environment = {**os.environ, **{f"SPARRING_TRAINING__{name}": value for name, value in small.items()}}
+    # Wide enough for the table: in 80 columns its headings are broken.
+    environment = {**os.environ, "COLUMNS": "140"}
+    environment |= {f"SPARRING_TRAINING__{name}": value for name, value in small.items()}
     output = tmp_path / "learning.json"
     command = [sys.executable, str(ROOT / "bench" / "learning.py"), "--seeds", "1", "--scenarios", "20"]
     result = subprocess.run(
