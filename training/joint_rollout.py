@@ -16,7 +16,7 @@ from negotiation.generation import Engine, GenerationRequest, Sampling
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason, Context, NegotiationState, Outcome, Scenario
 from negotiation.transcript import ChatFormat, Transcript
-from training.counterparts import Negotiator
+from training.counterparts import BatchNegotiator, Negotiator
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +140,7 @@ def _play_once(engine: Engine, scenario: Scenario, tables: dict[int, Table], sam
     seats = {index: _sit_down(scenario, chat, table) for index, table in tables.items()}
     while live := [seat for seat in seats.values() if seat.open]:
         speaking: list[tuple[_Seat, Role, GenerationRequest]] = []
+        batches: dict[int, tuple[BatchNegotiator, list[tuple[_Seat, Role]]]] = {}
         for seat in live:
             role = seat.state.next_speaker
             player = seat.table.players[role]
@@ -148,17 +149,40 @@ def _play_once(engine: Engine, scenario: Scenario, tables: dict[int, Table], sam
                 if request is not None:
                     speaking.append((seat, role, request))
                 continue
+            if isinstance(player.negotiator, BatchNegotiator):
+                batches.setdefault(id(player.negotiator), (player.negotiator, []))[1].append((seat, role))
+                continue
             try:
                 text = player.negotiator.reply(seat.table.context, seat.state, random.Random(seat.seed(role)))
                 _take(scenario, seat, role, text)
             except Exception as error:
                 seat.broken = error
+        for negotiator, asking in batches.values():
+            for (seat, role), answer in zip(asking, _ask_together(negotiator, asking), strict=True):
+                try:
+                    if isinstance(answer, Exception):
+                        raise answer
+                    _take(scenario, seat, role, answer)
+                except Exception as error:
+                    seat.broken = error
         results = engine.generate([request for _, _, request in speaking]) if speaking else []
         for (seat, role, request), result in zip(speaking, results, strict=True):
             transcript = seat.transcripts[role]
             assert tuple(transcript.ids) == request.prompt_ids, "a prompt must be the transcript so far"
             _take(scenario, seat, role, transcript.speak(result.token_ids, result.logprobs))
     return seats
+
+
+def _ask_together(negotiator: BatchNegotiator, asking: Sequence[tuple[_Seat, Role]]) -> Sequence[str | Exception]:
+    """One answer or exception a seat; where the whole batch fails, each seat has failed."""
+    requests = [(seat.table.context, seat.state, random.Random(seat.seed(role))) for seat, role in asking]
+    try:
+        answers = negotiator.reply_many(requests)
+        if len(answers) != len(requests):
+            raise ValueError(f"{negotiator.name} gave {len(answers)} answers to {len(requests)} requests")
+    except Exception as error:
+        return [error] * len(requests)
+    return answers
 
 
 def _sit_down(scenario: Scenario, chat: ChatFormat, table: Table) -> _Seat:

@@ -17,6 +17,7 @@ from negotiation.moves import Move
 from negotiation.roles import Role
 from negotiation.scenario import Context, NegotiationState
 from training.counterparts.negotiator import temper
+from training.counterparts.rules import FamilyRules, family_rules
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class DealPlayer(ABC):
         self.name, self.family, self.role = f"{family}-{role}", family, role
         self.wording, self.patience = wording, patience
 
+    @property
+    def rules(self) -> FamilyRules:
+        return family_rules(proposal=type(self).propose, acceptance=type(self).accepts, wording=self.wording)
+
     @abstractmethod
     def accepts(self, table: Table, share: Split, traits: random.Random) -> bool:
         """Whether to agree to the share that the other side's last proposal leaves us."""
@@ -74,20 +79,10 @@ class DealPlayer(ABC):
         """The share to ask for."""
 
     def reply(self, context: Context, state: NegotiationState, rng: random.Random) -> str:
-        counts = Pool.model_validate(context.public).counts
-        values = Values.model_validate(context.views[self.role]).values
         if any(turn.move is not None and turn.move.kind == "agree" for turn in state.turns):
-            return self._state_split(counts, state)
-        mine, theirs = (
-            tuple(
-                read_share(turn.move, counts)
-                for turn in state.turns
-                if turn.role is role and turn.move is not None and turn.move.kind == "propose"
-            )
-            for role in (self.role, self.role.other)
-        )
-        received = tuple(remainder(counts, share) for share in theirs)
-        table = Table(counts, values, state.turns_by(self.role), mine, received)
+            return self.state_split(context, state)
+        table = read_table(context, state, self.role)
+        received = table.received
         traits = temper(self.name, context, self.role)
         if received and state.standing_by is self.role.other and self.accepts(table, received[-1], traits):
             return f"{rng.choice(self.wording.agree)} [agree]"
@@ -95,11 +90,13 @@ class DealPlayer(ABC):
             return f"{rng.choice(self.wording.quit)} [quit]"
         share = self.propose(table, traits)
         words = rng.choice(self.wording.propose).format(items=in_words(share))
-        return f"{words} {Move(kind='propose', arguments=tuple(map(str, share)))}"
+        return f"{words} {proposal(share)}"
 
-    def _state_split(self, counts: Split, state: NegotiationState) -> str:
+    def state_split(self, context: Context, state: NegotiationState) -> str:
+        """Talk is over: our share of what was last proposed, stated honestly."""
         if state.standing is None:
             return "[select none]"
+        counts = Pool.model_validate(context.public).counts
         share = read_share(state.standing, counts)
         if state.standing_by is not self.role:
             share = remainder(counts, share)
@@ -178,22 +175,44 @@ class LinePlayer(DealPlayer):
         return min(enough, key=lambda share: (table.worth(share), sum(share), share))
 
 
+def read_table(context: Context, state: NegotiationState, role: Role) -> Table:
+    """What the turns so far put before ``role``."""
+    counts = Pool.model_validate(context.public).counts
+    values = Values.model_validate(context.views[role]).values
+    mine, theirs = (
+        tuple(
+            read_share(turn.move, counts)
+            for turn in state.turns
+            if turn.role is side and turn.move is not None and turn.move.kind == "propose"
+        )
+        for side in (role, role.other)
+    )
+    received = tuple(remainder(counts, share) for share in theirs)
+    return Table(counts, values, state.turns_by(role), mine, received)
+
+
+def proposal(share: Split) -> Move:
+    """The move that asks for a share."""
+    return Move(kind="propose", arguments=tuple(map(str, share)))
+
+
 def in_words(share: Split) -> str:
     """``(1, 0, 2)`` becomes ``1 book and 2 balls``; nothing at all is ``nothing``."""
     parts = [f"{n} {item}{'s' if n > 1 else ''}" for n, item in zip(share, ITEMS, strict=True) if n]
     return " and ".join(parts) or "nothing"
 
 
-def _both(make: type[DealPlayer], family: str, wording: DealWording, **options: float) -> tuple[DealPlayer, ...]:
+def both_roles(make: type[DealPlayer], family: str, wording: DealWording, **options: float) -> tuple[DealPlayer, ...]:
+    """A family's two players, one for each role."""
     return tuple(make(family, role, wording, **options) for role in Role)  # type: ignore[arg-type]
 
 
 TRAINING: tuple[DealPlayer, ...] = (
-    *_both(AspiringPlayer, "aspiring-conceder", PLAIN, start=9, least=4, power=0.8, patience=6),
-    *_both(AspiringPlayer, "aspiring-boulware", PLAIN, start=9, least=5, power=2.0, patience=6),
+    *both_roles(AspiringPlayer, "aspiring-conceder", PLAIN, start=9, least=4, power=0.8, patience=6),
+    *both_roles(AspiringPlayer, "aspiring-boulware", PLAIN, start=9, least=5, power=2.0, patience=6),
 )
 HELD_OUT: tuple[DealPlayer, ...] = (
-    *_both(FairPlayer, "fair", FORMAL, patience=6),
-    *_both(MirrorPlayer, "mirror", CHATTY, patience=6),
-    *_both(LinePlayer, "line", TERSE, patience=5),
+    *both_roles(FairPlayer, "fair", FORMAL, patience=6),
+    *both_roles(MirrorPlayer, "mirror", CHATTY, patience=6),
+    *both_roles(LinePlayer, "line", TERSE, patience=5),
 )

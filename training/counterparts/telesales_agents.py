@@ -2,12 +2,14 @@
 
 They are ordinary sellers, not experts, on purpose: some pitch before they ask, pass over an objection or hold
 their price too long. A model that imitates the mixture succeeds in about half of its calls, which leaves room
-to learn. The held-out agent asks, bargains and speaks by other rules.
+to learn. The held-out agent here asks, bargains and speaks by other rules; further sellers who judge and never
+teach are in :mod:`training.counterparts.judging_sellers`.
 """
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ from negotiation.roles import Role
 from negotiation.scenario import Context, NegotiationState
 from negotiation.telesales import BODIES, FUELS, GRID, MINOR, OBJECTIONS, AgentView, Stock, Vehicle, offer, read_offer
 from training.counterparts.negotiator import temper
+from training.counterparts.rules import FamilyRules, family_rules
 
 
 @dataclass(frozen=True)
@@ -55,17 +58,27 @@ class SellerStyle:
     listens: float
     answers: float
     steps: tuple[int, int]
-    power: float
-    takes_bid_at: float
 
 
-class ScriptedSeller:
-    """Plays the agent: find the need, pitch, come down in steps, never under the floor."""
+class ScriptedSeller(ABC):
+    """The shared course of a sale: find the need, pitch, come down, never under the floor; families fill in how."""
 
     role = Role.AGENT
 
     def __init__(self, name: str, family: str, wording: SellerWording, style: SellerStyle) -> None:
         self.name, self.family, self.wording, self.style = name, family, wording, style
+
+    @property
+    def rules(self) -> FamilyRules:
+        return family_rules(proposal=type(self).price, acceptance=type(self).takes, wording=self.wording)
+
+    @abstractmethod
+    def price(self, list_price: int, floor: int, offered: int, steps: int) -> int:
+        """The price to name after ``offered`` offers of the vehicle, in minor units."""
+
+    @abstractmethod
+    def takes(self, bid: int, price: int, list_price: int, floor: int) -> bool:
+        """Whether a bid at or over the floor is taken, where ``price`` is what the seller would name else."""
 
     def reply(self, context: Context, state: NegotiationState, rng: random.Random) -> str:
         stock = Stock.model_validate(context.public)
@@ -80,17 +93,16 @@ class ScriptedSeller:
         if not any(body in text for text in heard for body in BODIES) and asks_first and not asked:
             return rng.choice(self.wording.ask)
         vehicle, refused = self._choose(stock, state, heard, rng)
-        offers = [price for vehicle_id, price in _own_offers(state) if vehicle_id == vehicle.id]
+        offers = [price for vehicle_id, price in own_offers(state) if vehicle_id == vehicle.id]
         answer = ""
         concern = next((word for word in OBJECTIONS if word in last), None)
         if concern and rng.random() < self.style.answers:
             answer = rng.choice(self.wording.answer).format(concern=concern) + " "
-        price = self._price(vehicle.list_price, floors[vehicle.id], len(offers), steps)
-        bid = _bid(state)
-        if bid and bid[0] == vehicle.id and bid[1] >= floors[vehicle.id]:
-            span = vehicle.list_price - floors[vehicle.id]
-            if bid[1] >= price or bid[1] >= floors[vehicle.id] + self.style.takes_bid_at * span:
-                return answer + rng.choice(self.wording.accept) + " [accept]"
+        price = self.price(vehicle.list_price, floors[vehicle.id], len(offers), steps)
+        bid = standing_bid(state)
+        floor = floors[vehicle.id]
+        if bid and bid[0] == vehicle.id and bid[1] >= floor and self.takes(bid[1], price, vehicle.list_price, floor):
+            return answer + rng.choice(self.wording.accept) + " [accept]"
         if not offers or refused:
             lines = self.wording.pitch
         else:
@@ -102,7 +114,7 @@ class ScriptedSeller:
         self, stock: Stock, state: NegotiationState, heard: list[str], rng: random.Random
     ) -> tuple[Vehicle, bool]:
         """The vehicle to talk about, and whether it is another than the last one."""
-        offers = _own_offers(state)
+        offers = own_offers(state)
         previous = stock.find(offers[-1][0]) if offers else None
         wishes = [text for text in heard if any(body in text for body in BODIES)]
         if wishes:
@@ -115,37 +127,57 @@ class ScriptedSeller:
         vehicle = rng.choice(stock.vehicles)
         return vehicle, previous is not None and previous != vehicle
 
-    def _price(self, list_price: int, floor: int, offered: int, steps: int) -> int:
-        share = min(1.0, offered / steps) ** self.style.power
-        unit = GRID * MINOR
-        return max(floor, int((list_price - share * (list_price - floor)) // unit) * unit)
+
+class CurveSeller(ScriptedSeller):
+    """Comes down along a curve: ``power`` under 1 gives way early, over 1 late."""
+
+    def __init__(
+        self, name: str, wording: SellerWording, style: SellerStyle, *, power: float, takes_bid_at: float
+    ) -> None:
+        super().__init__(name, name, wording, style)
+        self.power, self.takes_bid_at = power, takes_bid_at
+
+    def price(self, list_price: int, floor: int, offered: int, steps: int) -> int:
+        share = min(1.0, offered / steps) ** self.power
+        return max(floor, on_grid(list_price - share * (list_price - floor)))
+
+    def takes(self, bid: int, price: int, list_price: int, floor: int) -> bool:
+        return bid >= price or bid >= floor + self.takes_bid_at * (list_price - floor)
 
 
-def _own_offers(state: NegotiationState) -> list[tuple[str, int]]:
+class EqualStepSeller(ScriptedSeller):
+    """Comes down by the same amount each time, and takes any bid that leaves a quarter of the margin."""
+
+    def price(self, list_price: int, floor: int, offered: int, steps: int) -> int:
+        return max(floor, on_grid(list_price - min(1.0, offered / steps) * (list_price - floor)))
+
+    def takes(self, bid: int, price: int, list_price: int, floor: int) -> bool:
+        return bid >= price or bid - floor >= (list_price - floor) / 4
+
+
+def on_grid(price: float) -> int:
+    """A price in minor units, put down to the grid."""
+    unit = GRID * MINOR
+    return int(price // unit) * unit
+
+
+def own_offers(state: NegotiationState) -> list[tuple[str, int]]:
     """The seller's own offers so far: vehicle id and price in minor units."""
     moves = (turn.move for turn in state.turns if turn.role is Role.AGENT)
     return [read_offer(move) for move in moves if move is not None and move.kind == "offer"]
 
 
-def _bid(state: NegotiationState) -> tuple[str, int] | None:
+def standing_bid(state: NegotiationState) -> tuple[str, int] | None:
+    """The customer's bid on the table: vehicle id and price in minor units."""
     if state.standing is None or state.standing_by is not Role.COUNTERPART:
         return None
     return read_offer(state.standing)
 
 
 TRAINING: tuple[ScriptedSeller, ...] = (
-    ScriptedSeller(
-        "easy-seller", "easy-seller", PLAIN, SellerStyle(0.6, 0.75, 0.4, steps=(1, 4), power=0.8, takes_bid_at=0.0)
-    ),
-    ScriptedSeller(
-        "firm-seller", "firm-seller", PLAIN, SellerStyle(0.7, 0.8, 0.4, steps=(4, 7), power=1.5, takes_bid_at=0.5)
-    ),
+    CurveSeller("easy-seller", PLAIN, SellerStyle(0.6, 0.75, 0.4, steps=(1, 4)), power=0.8, takes_bid_at=0.0),
+    CurveSeller("firm-seller", PLAIN, SellerStyle(0.7, 0.8, 0.4, steps=(4, 7)), power=1.5, takes_bid_at=0.5),
 )
 HELD_OUT: tuple[ScriptedSeller, ...] = (
-    ScriptedSeller(
-        "brisk-seller",
-        "brisk-seller",
-        BRISK,
-        SellerStyle(0.9, 0.95, 0.95, steps=(2, 3), power=1.0, takes_bid_at=0.25),
-    ),
+    EqualStepSeller("brisk-seller", "brisk-seller", BRISK, SellerStyle(0.9, 0.95, 0.95, steps=(2, 3))),
 )

@@ -18,6 +18,7 @@ from negotiation.roles import Role
 from negotiation.scenario import Context, NegotiationState
 from negotiation.telesales import GRID, MINOR, CustomerView, Stock, Vehicle, offer, read_offer
 from training.counterparts.negotiator import temper
+from training.counterparts.rules import FamilyRules, family_rules
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,10 @@ class ScriptedCustomer(ABC):
     def __init__(self, name: str, family: str, wording: Wording) -> None:
         self.name, self.family, self.wording = name, family, wording
 
+    @property
+    def rules(self) -> FamilyRules:
+        return family_rules(proposal=type(self).bid, acceptance=type(self).accepts, wording=self.wording)
+
     @abstractmethod
     def accepts(self, bargain: Bargain, traits: random.Random) -> bool:
         """Whether the suitable vehicle on the table is taken at its price, already known within budget."""
@@ -116,16 +121,14 @@ class ScriptedCustomer(ABC):
     def reply(self, context: Context, state: NegotiationState, rng: random.Random) -> str:
         view = CustomerView.model_validate(context.views[Role.COUNTERPART])
         stock = Stock.model_validate(context.public)
-        bargain = _read_bargain(view, stock, state)
+        bargain = read_bargain(view, stock, state)
         traits = temper(self.name, context, self.role)
         heard = [turn.shown for turn in state.turns if turn.role is Role.AGENT]
         said = " ".join(turn.text for turn in state.turns if turn.role is Role.COUNTERPART)
         need = f"{view.fuel} {view.body}" if view.fuel else view.body
 
         def say(lines: Sequence[str], price: int = 0) -> str:
-            return rng.choice(lines).format(
-                need=need, a_need=_with_article(need), concern=view.objection, price=price
-            )
+            return rng.choice(lines).format(need=need, a_need=with_article(need), concern=view.objection, price=price)
 
         if not heard:
             tells = traits.random() < 0.4
@@ -239,7 +242,8 @@ class DeadlineCustomer(ScriptedCustomer):
         return None if bargain.agent_turns % 2 else int(0.7 * bargain.budget // GRID) * GRID
 
 
-def _read_bargain(view: CustomerView, stock: Stock, state: NegotiationState) -> Bargain:
+def read_bargain(view: CustomerView, stock: Stock, state: NegotiationState) -> Bargain:
+    """What the turns so far say about the vehicle last offered, its prices and the customer's own bids."""
     asks: list[int] = []
     bids: list[int] = []
     vehicle = None
@@ -267,7 +271,8 @@ def _read_bargain(view: CustomerView, stock: Stock, state: NegotiationState) -> 
     )
 
 
-def _with_article(noun: str) -> str:
+def with_article(noun: str) -> str:
+    """``an estate``, ``a van``."""
     # "suv" is spelled out, so it begins with a vowel's sound too.
     return f"an {noun}" if noun.startswith(("e", "suv")) else f"a {noun}"
 
