@@ -30,9 +30,10 @@ from sparring.compose import base_reference, open_engine
 from sparring.models import resolve_base_model
 from sparring.progress import columns
 from sparring.settings import Settings, load_settings
-from training.cotrain import RoundProgress, cotrain
+from training.cotrain import cotrain
 from training.counterparts import negotiators
 from training.evaluation import Episode, evaluate
+from training.records import RoundProgress
 
 app = typer.Typer(add_completion=False)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from negotiation.generation import Engine
 from negotiation.roles import Role
@@ -45,10 +45,12 @@ from pipelines.round_state import (
     write_atomically,
 )
 from training.artifacts import BaseModelRef
+from training.checkpoint import CheckpointMismatch
 from training.config import TrainingSettings
-from training.cotrain import RoundProgress, cotrain
+from training.cotrain import cotrain
 from training.counterparts import negotiators
 from training.evaluation import evaluate
+from training.records import CotrainResult, Price, RoundProgress
 
 Metrics = Mapping[str, Mapping[str, float]]
 CONTEXTS_FILE, CURVES_FILE, REPORT_FILE = "contexts.json", "curves.json", "report.html"
@@ -150,49 +152,69 @@ class _Round:
         done = self.directory / CURVES_FILE
         if not done.exists():
             self._advance(Phase.TRAINING)
-            if output.exists():
-                shutil.rmtree(output)
             started = time.monotonic()
-            trained = cotrain(
+            trained = self._cotrain(contexts, output)
+            self._advance(Phase.EVALUATING, seconds=self.state.seconds + time.monotonic() - started)
+            adapters = {str(role): str(path.relative_to(self.directory)) for role, path in trained.adapters.items()}
+            write_atomically(
+                done, json.dumps({"adapters": adapters, "curves": trained.metrics, "price": asdict(trained.price)})
+            )
+        adapters = json.loads(done.read_text(encoding="utf-8"))["adapters"]
+        return {Role(role): self.directory / path for role, path in adapters.items()}
+
+    def _cotrain(self, contexts: TrainingContexts, output: Path) -> CotrainResult:
+        """Train, or go on with what a killed process left; what it left under other settings begins anew."""
+        start: dict[Role, Path | None] = {role: self._champion(role).fetch() for role in Role}
+
+        def run() -> CotrainResult:
+            return cotrain(
                 self.training,
                 self.engine,
                 self.scenario,
                 contexts,
-                {role: self._champion(role).fetch() for role in Role},
+                start,
                 self.state.version,
                 output,
                 self.base,
                 self._training_progress,
             )
-            self._advance(Phase.EVALUATING, seconds=self.state.seconds + time.monotonic() - started)
-            adapters = {str(role): str(path.relative_to(self.directory)) for role, path in trained.adapters.items()}
-            write_atomically(done, json.dumps({"adapters": adapters, "curves": trained.metrics}))
-        adapters = json.loads(done.read_text(encoding="utf-8"))["adapters"]
-        return {Role(role): self.directory / path for role, path in adapters.items()}
+
+        try:
+            return run()
+        except (CheckpointMismatch, FileExistsError):
+            # Nothing of an unfinished round was ever published.
+            shutil.rmtree(output)
+            return run()
 
     def evaluate(self, candidates: Mapping[Role, Path]) -> dict[Role, RoleVerdict]:
         """Judge each role's candidate against its champion on conversations that neither has met."""
         verdicts = dict(self.state.verdicts)
         seeds = held_out_seeds(self.state.version, self.settings.evaluation_scenarios)
         assert seeds[0] >= FIRST_HELD_OUT_SEED, "held-out scenarios must be none that training may draw"
-        for number, role in enumerate(Role):
+        for number, role in enumerate(candidates):
             if role in verdicts:
                 continue
             candidate, champion = f"{role}@{self.state.version}", self._champion(role).name
             decision = self._compare(
-                role, {candidate: candidates[role], champion: self._champion(role).fetch()}, seeds, number
+                role,
+                {candidate: candidates[role], champion: self._champion(role).fetch()},
+                seeds,
+                number,
+                len(candidates),
             )
             verdicts[role] = RoleVerdict.of(role, champion, candidate, decision)
             self._advance(Phase.EVALUATING, verdicts=dict(verdicts))
         return verdicts
 
-    def _compare(self, role: Role, adapters: Mapping[str, Path], seeds: Sequence[int], number: int) -> GateDecision:
+    def _compare(
+        self, role: Role, adapters: Mapping[str, Path], seeds: Sequence[int], number: int, roles: int
+    ) -> GateDecision:
         opponents = negotiators(self.scenario.name, role.other, "held_out")
         results = []
         for turn, (name, directory) in enumerate(adapters.items(), start=number * len(adapters)):
 
             def report(done: int, of: int, turn: int = turn) -> None:
-                self._report(Phase.EVALUATING, turn * of + done, len(Role) * len(adapters) * of)
+                self._report(Phase.EVALUATING, turn * of + done, roles * len(adapters) * of)
 
             self.engine.load_adapter(name, directory)
             try:
@@ -220,7 +242,8 @@ class _Round:
         """Everything to MLflow, then the aliases. Safe to repeat."""
         self._advance(Phase.REGISTERING)
         self._report(Phase.REGISTERING, 0, 1)
-        curves = json.loads((self.directory / CURVES_FILE).read_text(encoding="utf-8"))["curves"]
+        written = json.loads((self.directory / CURVES_FILE).read_text(encoding="utf-8"))
+        curves = written["curves"]
         result = RoundResult(
             version=self.state.version,
             run_id=self.state.run_id,
@@ -230,12 +253,14 @@ class _Round:
             seconds=self.state.seconds,
             verdicts=verdicts,
             report=str(self.directory / REPORT_FILE),
+            price=TypeAdapter(Price).validate_python(written["price"]),
         )
         self._log(result, {Role(role): steps for role, steps in curves.items()})
-        for role in Role:
+        for role in candidates:
             tags = {
                 "sparring.scenario": self.scenario.name,
                 "sparring.promoted": str(verdicts[role].promoted).lower(),
+                "sparring.method": str(self.training.method),
             }
             self.registry.register(role, candidates[role], self.state.run_id, tags)
             self.registry.set_alias(role, CHALLENGER, self.state.version)
@@ -246,8 +271,8 @@ class _Round:
         return result
 
     def _promote(self, verdicts: Mapping[Role, RoleVerdict]) -> None:
-        for role in Role:
-            if not verdicts[role].promoted:
+        for role, verdict in verdicts.items():
+            if not verdict.promoted:
                 continue
             try:
                 self.registry.promote(role, self.state.version, expected=self.state.champions[role])
@@ -280,6 +305,8 @@ class _Round:
             for where in ("before", "after", "difference"):
                 for metric, interval in getattr(verdict, where).items():
                     rows += [(f"gate/{role}/{where}/{metric}/{k}", v, 0) for k, v in asdict(interval).items()]
+        if result.price is not None:
+            rows += [(f"price/{name}", value, 0) for name, value in result.price.figures().items()]
         write_report(self.directory / REPORT_FILE, result, curves, params)
         self.registry.log_params(self.state.run_id, params)
         self.registry.log_metrics(self.state.run_id, rows, int(time.time() * 1000))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from negotiation.roles import Role
 from pipelines.gate import GateDecision, Interval
+from training.records import Price
 
 STATE_FILE = "state.json"
 
@@ -78,7 +79,7 @@ class RoleVerdict:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a finished round came to. ``trained_on``: live contexts that training drew on."""
+    """What a finished round came to. ``trained_on``: live contexts that training drew on; ``price``: of training."""
 
     version: int
     run_id: str
@@ -88,6 +89,7 @@ class RoundResult:
     seconds: float
     verdicts: Mapping[Role, RoleVerdict]
     report: str
+    price: Price | None = None
 
     @property
     def promoted(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparring import __version__
-from sparring.commands import data, demo, keys, learning, model, options, registry, service
+from sparring.commands import data, demo, evaluate, keys, learning, model, options, registry, service, warm_start
 from sparring.errors import MisuseError, RefusedError
 
 _QUIET = {
@@ -71,7 +71,8 @@ app.command(epilog="Example: sparring demo --once")(demo.demo)
 app.command(epilog="Example: sparring serve --port 9000")(service.serve)
 app.command(epilog="Example: sparring worker --config sparring.toml")(service.worker)
 app.command(epilog="Example: sparring train --json > round.json")(learning.train)
-app.command(epilog="Example: sparring evaluate --role agent --version 3 --scenarios 100")(learning.evaluate)
+app.command("warm-start", epilog="Example: sparring warm-start --role agent --output adapters")(warm_start.warm_start)
+app.command(epilog="Example: sparring evaluate --role agent --version 3 --scenarios 100")(evaluate.evaluate)
 app.command(epilog="Example: sparring gate --role agent --version 3")(registry.gate)
 app.command(epilog="Example: sparring promote --role agent --version 3")(registry.promote)
 app.command(epilog="Example: sparring rollback --role agent --to 2")(registry.rollback)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 from negotiation.catalogue import scenario_named
 from negotiation.roles import Role
 from pipelines.calibration import held_out_seeds
-from pipelines.gate import GateDecision, Interval, decide
+from pipelines.gate import GateDecision, decide
 from sparring.compose import open_engine, open_registry
 from sparring.errors import MisuseError, RefusedError
 from sparring.models import resolve_base_model
 from sparring.settings import Settings
 from sparring.versions import list_versions, previous_champion
-from training.counterparts import negotiators
+from training.counterparts import Negotiator, Split, negotiators
 
 if TYPE_CHECKING:
     from negotiation.generation import Engine
     from pipelines.registry import MlflowRegistry
     from training.evaluation import EvaluationResult
-
-Figures = dict[str, Interval]
+    from training.evaluation_report import Figures, SuiteReport
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,11 @@ class Judgement:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """How one version did. ``overall`` and ``by_opponent``: metric to mean and interval."""
+    """How one version did against the counterparts asked for; the examination around it is in ``suite``.
+
+    ``overall`` and ``by_opponent``: metric to mean and interval, None where no conversation has a value. ``overall``
+    leaves out adversaries, the enterprise policy and endpoints, which ``conversations`` counts.
+    """
 
     name: str
     scenario: str
@@ -45,36 +48,88 @@ class EvaluationReport:
     scenarios: int
     overall: Figures
     by_opponent: dict[str, Figures]
+    suite: SuiteReport
 
 
-def evaluate_version(settings: Settings, role: Role, version: int | None) -> EvaluationReport:
-    """Play a version (default: the champion) against held-out counterparts."""
+def evaluate_version(
+    settings: Settings,
+    role: Role,
+    version: int | None,
+    *,
+    splits: Sequence[Split] | None = None,
+    counterpart_version: int | None = None,
+    endpoints: Sequence[Negotiator] = (),
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> EvaluationReport:
+    """Examine a version (default: the champion) on scenarios that training never draws.
+
+    ``splits`` None: held-out, enterprise and adversary, where there are any. ``counterpart_version`` None: the
+    other role's version of the same number, which came out of the same round, if it is ready. Raises MisuseError for
+    a split that has nobody, and for a version that is not there; RefusedError if conversations kept breaking.
+    """
     from pipelines.registry import CHAMPION
+    from training.evaluation_suite import DEFAULT_SPLITS, run_suite
+    from training.joint_rollout import ModelPlayer, Player, RolloutFailed
 
+    scenario = scenario_named(settings.pipelines.scenario)
+    for split in splits or ():
+        _require_members(scenario.name, role.other, split)
     model = resolve_base_model(settings.base_model)
     registry = open_registry(settings, model)
     number = version if version is not None else registry.version(role, CHAMPION)
     assert number is not None, "a registry that is open has champions"
-    name, directory = _adapter(registry, role, number)
+    adapter, directory = _adapter(registry, role, number)
+    loaded = {adapter: directory}
+    partners: list[Negotiator | Player] = list(negotiators(scenario.name, role.other, "train"))
+    counterpart = _counterpart(registry, role.other, number, counterpart_version)
+    if counterpart is not None:
+        loaded[counterpart[0]] = counterpart[1]
+        partners.insert(0, ModelPlayer(counterpart[0]))
     engine = open_engine(settings, model, training=True)
     try:
-        result = _play(settings, engine, role, name, directory, held_out_seeds(number, _count(settings)))
+        for name, path in loaded.items():
+            engine.load_adapter(name, path)
+        suite = run_suite(
+            engine,
+            scenario,
+            role,
+            adapter,
+            counterpart_adapter=None if counterpart is None else counterpart[0],
+            training_partners=partners,
+            seeds=held_out_seeds(number, _count(settings)),
+            splits=splits or DEFAULT_SPLITS,
+            endpoints=endpoints,
+            max_message_tokens=settings.training.max_message_tokens,
+            progress=progress,
+        )
+    except RolloutFailed as error:
+        raise RefusedError(str(error)) from error
     finally:
         engine.close()
-    episodes = result.episodes
-    opponents = sorted({episode.opponent for episode in episodes})
-    gate = settings.pipelines.gate.model_copy(update={"min_scenarios": 2})
+    return _report(suite)
+
+
+def _report(suite: SuiteReport) -> EvaluationReport:
+    from training.evaluation_report import FROZEN_WARM_START, JUDGED, TRAINING_PARTNER
+
+    judged = suite.policies[JUDGED]
+    by_opponent: dict[str, Figures] = {}
+    conversations = 0
+    for group, figures in judged.groups.items():
+        if group in (TRAINING_PARTNER, FROZEN_WARM_START):
+            continue
+        conversations += figures.conversations
+        for name, own in figures.by_opponent.items():
+            # Two splits may have a family of one name that plays differently.
+            by_opponent[f"{name} ({group})" if name in by_opponent else name] = own
     return EvaluationReport(
-        name=name,
-        scenario=settings.pipelines.scenario,
-        conversations=len(episodes),
-        scenarios=_count(settings),
-        overall=dict(decide(episodes, episodes, gate).candidate),
-        by_opponent={
-            opponent: dict(decide(own, own, gate).candidate)
-            for opponent in opponents
-            for own in [[episode for episode in episodes if episode.opponent == opponent]]
-        },
+        name=suite.adapter,
+        scenario=suite.scenario,
+        conversations=conversations,
+        scenarios=len(suite.seeds),
+        overall=judged.average,
+        by_opponent=by_opponent,
+        suite=suite,
     )
 
 
@@ -155,6 +210,26 @@ def _adapter(registry: MlflowRegistry, role: Role, version: int) -> tuple[str, P
     return adapter.name, adapter.fetch()
 
 
+def _counterpart(registry: MlflowRegistry, role: Role, number: int, version: int | None) -> tuple[str, Path] | None:
+    """The other role's adapter by name, and its folder. None if no version was named and that number is not ready."""
+    from pipelines.registry import RegistryError
+
+    if version is not None:
+        return _adapter(registry, role, version)
+    try:
+        adapter = registry.adapter(role, number)
+    except RegistryError:
+        return None
+    return adapter.name, adapter.fetch()
+
+
+def _require_members(scenario: str, role: Role, split: Split) -> None:
+    try:
+        negotiators(scenario, role, split)
+    except ValueError as error:
+        raise MisuseError(f"--against {split}: {error}; leave it out, or judge the other role") from error
+
+
 def _play(
     settings: Settings, engine: Engine, role: Role, name: str, directory: Path, seeds: Sequence[int]
 ) -> EvaluationResult:
@@ -162,4 +237,6 @@ def _play(
 
     scenario = scenario_named(settings.pipelines.scenario)
     engine.load_adapter(name, directory)
-    return evaluate(engine, scenario, name, role, negotiators(scenario.name, role.other, "held_out"), seeds)
+    opponents = negotiators(scenario.name, role.other, "held_out")
+    tokens = settings.training.max_message_tokens
+    return evaluate(engine, scenario, name, role, opponents, seeds, max_message_tokens=tokens)

@@ -64,7 +64,8 @@ class RoundBars:
         if phase != self._phase:
             self._finish()
             self._phase = phase
-        names = [f"training {role}" for role in _ROLES] if phase == "training" else [_PHASES.get(phase, phase)]
+        learning = [role for role in _ROLES if role in metrics] or _ROLES[:1]
+        names = [f"training {role}" for role in learning] if phase == "training" else [_PHASES.get(phase, phase)]
         for name in names:
             if name not in self._tasks:
                 self._tasks[name] = self._progress.add_task(name, total=None, note="")

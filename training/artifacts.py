@@ -86,7 +86,7 @@ def export_adapter(
         base_sha256=base_sha256,
         rank=int(config["r"]),
         target_modules=tuple(sorted(config["target_modules"])),
-        files={file: _sha256(final / file) for file in (WEIGHTS_FILE, CONFIG_FILE)},
+        files={file: file_sha256(final / file) for file in (WEIGHTS_FILE, CONFIG_FILE)},
     )
     (final / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(staging)
@@ -124,5 +124,6 @@ def load_weights(model: PeftModel, adapter_name_in_peft: str, directory: Path) -
         raise ValueError(f"adapter {directory} does not fit: unexpected weights {result.unexpected_keys[:3]}")
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Digest of a file's bytes, lower-case hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,9 +1,11 @@
-"""One role's learner: a TRL GRPO trainer with its own model copy, adapter, optimizer and checkpoint folder.
+"""One learner: a TRL GRPO trainer with its own model copy, adapter, optimizer and checkpoint folder.
 
 Everything that could mix the roles is absent by construction: the other role's weights are not in this model,
 the optimizer is built from this adapter's parameters, and the only thing that comes in from the joint rollout
-is this role's own :class:`~training.views.TrainingView`. Rewards are normalised within groups of one scenario
-and one role. The KL reference is the warm-started base model (this model with its adapter switched off).
+is this role's own :class:`~training.views.TrainingView`. The KL reference is the warm-started base model (this
+model with its adapter switched off).
+
+A learner plays one role; only for self-play and the shared-adapter ablation does one learner play both.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import shutil
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from peft import PeftModel
 from transformers import (
@@ -28,16 +33,20 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
-from negotiation.adapter import AdapterManifest, AdapterName
+from negotiation.adapter import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, AdapterName
 from negotiation.roles import Role
-from training.artifacts import BaseModelRef, export_adapter, load_base, load_weights, lora_config
+from training.advantages import GroupRelative, RunningBaseline, dead_share
+from training.artifacts import BaseModelRef, export_adapter, file_sha256, load_base, load_weights, lora_config
 from training.config import TrainingSettings
+from training.records import UpdateMetrics
+from training.trainer import RoleTrainer
 from training.views import TrainingView
 
 logger = logging.getLogger(__name__)
-_NO_SPREAD = 1e-8
+Group = tuple[Role, int]
+"""A role and the number of the scenario that it is to play in."""
 warnings.filterwarnings("ignore", message=".*rollout_func.*experimental.*")
 
 
@@ -45,53 +54,11 @@ class TrainingHalted(RuntimeError):
     """A health limit was passed, or an isolation rule broke; the message says which, where, and what to do."""
 
 
-@dataclass(frozen=True)
-class UpdateMetrics:
-    """One optimizer step of one role. ``logprob_gap`` is |sampler - trainer| in nats per own token.
-
-    ``reward`` is NaN where the role never spoke; ``zero_variance_groups`` is a share.
-    """
-
-    step: int
-    reward: float
-    reward_std: float
-    zero_variance_groups: float
-    loss: float
-    kl: float
-    entropy: float
-    grad_norm: float
-    logprob_gap_mean: float
-    logprob_gap_max: float
-    adapter_sha256: str
-
-
-class RoleTrainer(GRPOTrainer):
-    """GRPOTrainer that also measures how far sampler and trainer disagree on the sampled tokens."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.logprob_gaps: list[tuple[float, float]] = []
-        self._last_logprobs: torch.Tensor | None = None
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if torch.is_grad_enabled():
-            self._last_logprobs = result[0].detach()
-        return result
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        loss = super()._compute_loss(model, inputs)
-        sampled = inputs.get("sampling_per_token_logps")
-        if sampled is not None and self._last_logprobs is not None:
-            mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-            gap = (self._last_logprobs - sampled).abs()[mask]
-            if gap.numel():
-                self.logprob_gaps.append((gap.mean().item(), gap.max().item()))
-        return loss
-
-
 class RoleLearner:
-    """Trains one role. ``meet(step, scenario_indices)`` brings this role's views of the joint rollout."""
+    """Trains one adapter. ``meet(step, groups)`` brings the views of the joint rollout, in the groups' order.
+
+    ``plays``: the roles that this adapter speaks for; default ``role`` alone.
+    """
 
     def __init__(
         self,
@@ -100,52 +67,29 @@ class RoleLearner:
         base: BaseModelRef,
         start: Path | None,
         output: Path,
-        meet: Callable[[int, Sequence[int]], Sequence[TrainingView]],
+        meet: Callable[[int, Sequence[Group]], Sequence[TrainingView]],
         report: Callable[[Role, UpdateMetrics], None],
+        plays: tuple[Role, ...] = (),
     ) -> None:
         self.role, self.settings, self.base = role, settings, base
+        self.plays = plays or (role,)
         self._meet, self._report = meet, report
         self.updates: list[UpdateMetrics] = []
-        self.tokens_trained = 0
-        self._dead_share = 0.0
-        learner = settings.learner(role)
-        micro = forward_batch(settings)
+        self.tokens_trained, self.update_seconds = 0, 0.0
+        self.estimators = {
+            player: GroupRelative() if settings.advantage == "group" else RunningBaseline() for player in self.plays
+        }
+        self._dead_share, self._own_tokens, self._step_tokens, self._update_began = 0.0, 0.0, 0, 0.0
         torch.manual_seed(settings.seed * 2 + (role is Role.COUNTERPART))
-        indices = [str(i) for i in range(settings.steps * settings.scenarios_per_step)]
         self.trainer = RoleTrainer(
             model=load_base(base),
             processing_class=AutoTokenizer.from_pretrained(base.path),
             reward_funcs=own_reward,
-            train_dataset=Dataset.from_dict({"prompt": indices}),
+            train_dataset=Dataset.from_dict({"prompt": list(_prompts(settings, self.plays))}),
             peft_config=lora_config(settings.adapter),
             rollout_func=self._rollout,
             callbacks=[_Logs(self._on_log)],
-            args=GRPOConfig(
-                output_dir=str(output),
-                seed=settings.seed,
-                max_steps=settings.steps,
-                per_device_train_batch_size=micro,
-                gradient_accumulation_steps=settings.dialogues_per_step // micro,
-                num_generations=settings.group_size,
-                max_completion_length=1_000_000,
-                learning_rate=learner.learning_rate,
-                lr_scheduler_type="linear",
-                max_grad_norm=learner.max_grad_norm,
-                beta=learner.kl_coefficient,
-                epsilon=learner.clip_range,
-                loss_type="dapo",
-                scale_rewards="group",
-                temperature=1.0,
-                shuffle_dataset=False,
-                gradient_checkpointing=False,
-                bf16=False,
-                use_cpu=not torch.cuda.is_available(),
-                save_strategy="no",
-                logging_steps=1,
-                report_to=[],
-                disable_tqdm=True,
-                remove_unused_columns=False,
-            ),
+            args=_arguments(settings, role, len(self.plays), output),
         )
         # Progress is reported by ``report``; the trainer would print every step's logs besides.
         self.trainer.remove_callback(PrinterCallback)
@@ -156,9 +100,9 @@ class RoleLearner:
         self._check_trainable()
         self.start_sha256 = self.adapter_sha256()
 
-    def train(self) -> None:
-        """Run every step. Raises TrainingHalted, and whatever a rollout raises."""
-        self.trainer.train()
+    def train(self, checkpoint: Path | None = None) -> None:
+        """Run every step, or those after ``checkpoint``. Raises TrainingHalted, and whatever a rollout raises."""
+        self.trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         alive = any(update.zero_variance_groups < 1 for update in self.updates)
         if alive and self.adapter_sha256() == self.start_sha256:
             raise TrainingHalted(f"the {self.role}'s weights did not move in {self.settings.steps} steps")
@@ -182,29 +126,95 @@ class RoleLearner:
     def export(self, name: AdapterName, directory: Path) -> AdapterManifest:
         return export_adapter(self.model, "default", name, self.base.name, self.base.sha256, directory)
 
+    def save(self, directory: Path) -> None:
+        """Everything that the next step depends on: adapter, optimizer, schedule and counters."""
+        trainer = self.trainer
+        trainer.save_model(str(directory))
+        trainer._save_optimizer_and_scheduler(str(directory))
+        trainer.state.save_to_json(str(directory / "trainer_state.json"))
+
+    def state(self) -> dict[str, Any]:
+        """The counters and running baselines that go with :meth:`save`."""
+        return {
+            "tokens_trained": self.tokens_trained,
+            "update_seconds": self.update_seconds,
+            "updates": [asdict(update) for update in self.updates],
+            "estimators": {player: estimator.state() for player, estimator in self.estimators.items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.tokens_trained, self.update_seconds = state["tokens_trained"], state["update_seconds"]
+        self.updates = [UpdateMetrics(**update) for update in state["updates"]]
+        for player, estimator in self.estimators.items():
+            estimator.restore(state["estimators"][player])
+
+    def publish(self, name: AdapterName, directory: Path) -> AdapterManifest:
+        """Export once, by the main process; a repeated call must find the same weights. Raises FileExistsError."""
+        if self.trainer.accelerator.is_main_process:
+            staged = directory.with_name(f".{directory.name}.published")
+            shutil.rmtree(staged, ignore_errors=True)
+            self.export(name, staged)
+            if not directory.exists():
+                staged.rename(directory)
+            elif file_sha256(directory / WEIGHTS_FILE) != file_sha256(staged / WEIGHTS_FILE):
+                raise FileExistsError(f"{directory} exists with other weights: adapter versions are immutable")
+            shutil.rmtree(staged, ignore_errors=True)
+        self.trainer.accelerator.wait_for_everyone()
+        return AdapterManifest.model_validate_json((directory / MANIFEST_FILE).read_bytes())
+
     def _rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
         step = trainer.state.global_step
         before = self.adapter_sha256(), self.optimizer_sha256()
-        views = self._meet(step, [int(prompt) for prompt in prompts])
+        groups = [(Role(role), int(index)) for role, index in (prompt.split(":") for prompt in prompts)]
+        views = self._meet(step, groups)
+        self._update_began = time.monotonic()
         if (self.adapter_sha256(), self.optimizer_sha256()) != before:
             raise TrainingHalted(f"the {self.role}'s adapter or optimizer changed while the other role was at work")
         if len(views) != len(prompts):
             raise TrainingHalted(f"{len(prompts)} dialogues were asked for, {len(views)} came back")
-        self.tokens_trained += sum(sum(view.env_mask) for view in views)
-        self._dead_share = dead_share([view.reward for view in views], self.settings.group_size)
+        advantages = self._advantages(groups, views)
+        size = self.settings.group_size
+        self._dead_share = dead_share(advantages, size)
+        self._own_tokens = sum(sum(view.env_mask) for view in views) / len(views)
+        self._step_tokens = sum(
+            sum(view.env_mask) for view, advantage in zip(views, advantages, strict=True) if advantage is not None
+        )
+        self.tokens_trained += self._step_tokens
+        self.trainer.step_advantages = [
+            _by_turn(advantage or 0.0, view.env_mask, self.settings.per_turn_credit)
+            for view, advantage in zip(views, advantages, strict=True)
+        ]
         return {
             "prompt_ids": [view.prompt_ids for view in views],
             "completion_ids": [view.completion_ids for view in views],
             "logprobs": [view.logprobs for view in views],
-            "env_mask": [view.env_mask for view in views],
+            # What teaches nothing is left out of the loss, its denominator and the KL.
+            "env_mask": [
+                view.env_mask if advantage is not None else [0] * len(view.env_mask)
+                for view, advantage in zip(views, advantages, strict=True)
+            ],
             "own_reward": [view.reward for view in views],
         }
+
+    def _advantages(self, groups: Sequence[Group], views: Sequence[TrainingView]) -> list[float | None]:
+        """In the views' order; each role by its own estimator."""
+        found: list[float | None] = [None] * len(views)
+        for player, estimator in self.estimators.items():
+            rows = [row for row, (role, _) in enumerate(groups) if role is player]
+            estimated = estimator.advantages([views[row].reward for row in rows], self.settings.group_size)
+            for row, advantage in zip(rows, estimated, strict=True):
+                given = views[row].pooled_advantage
+                found[row] = advantage if given is None else given.value
+        return found
 
     def _on_log(self, step: int, logs: dict[str, float]) -> None:
         if "frac_reward_zero_std" not in logs:
             return
         gaps, self.trainer.logprob_gaps = self.trainer.logprob_gaps, []
         mean = sum(g[0] for g in gaps) / len(gaps) if gaps else 0.0
+        likelihoods, self.trainer.own_likelihoods = self.trainer.own_likelihoods, []
+        tokens = sum(count for _, count in likelihoods)
+        self.update_seconds += time.monotonic() - self._update_began
         update = UpdateMetrics(
             step=step,
             reward=logs.get("reward", math.nan),
@@ -217,6 +227,9 @@ class RoleLearner:
             grad_norm=logs.get("grad_norm", 0.0),
             logprob_gap_mean=mean,
             logprob_gap_max=max((g[1] for g in gaps), default=0.0),
+            base_nll=-sum(total for total, _ in likelihoods) / tokens if tokens else math.nan,
+            own_tokens=self._own_tokens,
+            tokens_trained=self._step_tokens,
             adapter_sha256=self.adapter_sha256(),
         )
         self.updates.append(update)
@@ -233,16 +246,76 @@ class RoleLearner:
             raise TrainingHalted(f"the {self.role} would train {names[:3]}: only its own LoRA weights may")
 
 
-def forward_batch(settings: TrainingSettings) -> int:
-    """Dialogues per forward pass: the largest equal share of a step that stays within ``micro_batch``."""
-    step, bound = settings.dialogues_per_step, settings.micro_batch or settings.dialogues_per_step
-    return max(size for size in range(1, min(step, bound) + 1) if step % size == 0)
+def _prompts(settings: TrainingSettings, plays: tuple[Role, ...]) -> Iterator[str]:
+    """What the trainer's dataset holds in place of prompts: whose dialogue, in which scenario."""
+    for index in range(settings.steps * settings.scenarios_per_step):
+        for role in plays:
+            yield f"{role}:{index}"
 
 
-def dead_share(rewards: Sequence[float | None], group_size: int) -> float:
-    """Share of groups without two different rewards: they give no gradient."""
-    groups = [[r for r in rewards[i : i + group_size] if r is not None] for i in range(0, len(rewards), group_size)]
-    return sum(not group or max(group) - min(group) < _NO_SPREAD for group in groups) / len(groups)
+def _by_turn(advantage: float, own: Sequence[int], discount: float) -> list[float]:
+    """The advantage at every token, times ``discount`` for each own turn between it and the last."""
+    if discount == 1:
+        return [advantage] * len(own)
+    turns, inside, found = 0, False, [0.0] * len(own)
+    for place in range(len(own) - 1, -1, -1):
+        if own[place]:
+            found[place] = advantage * discount**turns
+        elif inside:
+            turns += 1
+        inside = bool(own[place])
+    return found
+
+
+def _arguments(settings: TrainingSettings, role: Role, roles: int, output: Path) -> GRPOConfig:
+    learner = settings.learner(role)
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "training.device is 'cuda', but torch finds no GPU here: install a CUDA build of torch on a machine with "
+            "an NVIDIA GPU, or set training.device to 'auto' or 'cpu'"
+        )
+    use_cpu = settings.device == "cpu" or not torch.cuda.is_available()
+    processes = PartialState(cpu=use_cpu).num_processes
+    share, rest = divmod(settings.dialogues_per_step * roles, processes)
+    if rest or share % (settings.group_size * roles):
+        raise ValueError(
+            f"{settings.scenarios_per_step} scenarios_per_step do not divide among {processes} processes: choose a "
+            f"multiple of {processes}"
+        )
+    micro = forward_batch(share, settings.micro_batch)
+    return GRPOConfig(
+        output_dir=str(output),
+        seed=settings.seed,
+        max_steps=settings.steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=share // micro,
+        num_generations=settings.group_size,
+        max_completion_length=1_000_000,
+        learning_rate=learner.learning_rate,
+        lr_scheduler_type="linear",
+        max_grad_norm=learner.max_grad_norm,
+        beta=learner.kl_coefficient,
+        epsilon=learner.clip_range,
+        delta=learner.importance_cap,
+        loss_type="dapo",
+        scale_rewards="group",
+        temperature=1.0,
+        shuffle_dataset=False,
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=use_cpu,
+        save_strategy="no",
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+    )
+
+
+def forward_batch(dialogues: int, bound: int) -> int:
+    """Dialogues per forward pass: the largest equal share of a step's that stays within ``bound`` (0: all)."""
+    return max(size for size in range(1, min(dialogues, bound or dialogues) + 1) if dialogues % size == 0)
 
 
 def own_reward(own_reward: list[float | None], **_: Any) -> list[float | None]:

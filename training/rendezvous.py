@@ -1,14 +1,14 @@
-"""Where two learners meet: each runs its own trainer in its own thread, one thread at a time.
+"""Where learners meet: each runs its own trainer in its own thread, one thread at a time.
 
-Both trainers ask for rollouts on their own; the rollout is joint, so the first to ask waits until the second
-has asked too. The floor is handed over explicitly, so the order of everything (random numbers included) is
-the same in every run. A failure on one side ends both.
+The trainers ask for rollouts on their own; the rollout is joint, so who asks waits until all have asked. The floor
+is handed over explicitly, so the order of everything (random numbers included) is the same in every run. A failure
+of one ends all.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
@@ -20,10 +20,10 @@ class LearnerLeft(RuntimeError):
 
 
 class Rendezvous(Generic[Request, Answer]):
-    """``meet(name, request)`` returns this name's part of ``joint({name: request, ...})``."""
+    """``meet(name, request)`` returns this name's part of ``joint({name: request, ...})``, for one name or more."""
 
-    def __init__(self, names: tuple[str, str], joint: Callable[[dict[str, Request]], dict[str, Answer]]) -> None:
-        self._names, self._joint = names, joint
+    def __init__(self, names: Sequence[str], joint: Callable[[dict[str, Request]], dict[str, Answer]]) -> None:
+        self._names, self._joint = tuple(names), joint
         self._condition = threading.Condition()
         self._floor = names[0]
         self._requests: dict[str, Request] = {}
@@ -31,8 +31,8 @@ class Rendezvous(Generic[Request, Answer]):
         self._left: set[str] = set()
         self._failure: BaseException | None = None
 
-    def run(self, learners: dict[str, Callable[[], None]]) -> None:
-        """Run both learners to their end; re-raises the first failure."""
+    def run(self, learners: Mapping[str, Callable[[], None]]) -> None:
+        """Run all learners to their end; re-raises the first failure."""
         threads = [threading.Thread(target=self._guard, args=(n, learners[n]), name=n) for n in self._names]
         for thread in threads:
             thread.start()
@@ -43,21 +43,21 @@ class Rendezvous(Generic[Request, Answer]):
 
     def meet(self, name: str, request: Request) -> Answer:
         """Called by a learner that holds the floor."""
-        other = self._other(name)
         with self._condition:
             self._requests[name] = request
-            if other in self._requests:
-                requests, self._requests = self._requests, {}
+            if self._left:
+                raise LearnerLeft(f"{', '.join(sorted(self._left))} has ended, {name} cannot roll out alone")
+            if len(self._requests) == len(self._names):
+                requests = {n: self._requests[n] for n in self._names}
+                self._requests = {}
                 self._answers = self._joint(requests)
                 return self._answers.pop(name)
-            if other in self._left:
-                raise LearnerLeft(f"{other} has ended, {name} cannot roll out alone")
-            self._give_floor(other)
+            self._give_floor(self._next(name))
             self._condition.wait_for(lambda: self._failure is not None or self._floor == name)
             if self._failure is not None:
-                raise LearnerLeft(f"{other} failed, {name} stops") from self._failure
+                raise LearnerLeft(f"another learner failed, {name} stops") from self._failure
             if name not in self._answers:
-                raise LearnerLeft(f"{other} has ended, {name} cannot roll out alone")
+                raise LearnerLeft(f"{', '.join(sorted(self._left))} has ended, {name} cannot roll out alone")
             return self._answers.pop(name)
 
     def _guard(self, name: str, learner: Callable[[], None]) -> None:
@@ -74,11 +74,10 @@ class Rendezvous(Generic[Request, Answer]):
             return
         with self._condition:
             self._left.add(name)
-            self._give_floor(self._other(name))
+            self._give_floor(self._next(name))
 
-    def _other(self, name: str) -> str:
-        first, second = self._names
-        return second if name == first else first
+    def _next(self, name: str) -> str:
+        return self._names[(self._names.index(name) + 1) % len(self._names)]
 
     def _give_floor(self, name: str) -> None:
         self._floor = name

@@ -7,10 +7,17 @@ other side's words, the template's marks and a synthetic end of turn are context
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from negotiation.roles import Role
 from training.joint_rollout import Dialogue
+
+
+@dataclass(frozen=True)
+class PooledAdvantage:
+    """An advantage that was not made from the role's own rewards alone: the shared-advantage ablation only."""
+
+    value: float | None
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,10 @@ class TrainingView:
     env_mask: list[int]
     logprobs: list[float]
     reward: float | None
+    pooled_advantage: PooledAdvantage | None = None
+
+    def with_advantage(self, advantage: PooledAdvantage) -> TrainingView:
+        return replace(self, pooled_advantage=advantage)
 
 
 def training_view(dialogue: Dialogue, role: Role) -> TrainingView:

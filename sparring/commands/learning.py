@@ -1,4 +1,4 @@
-"""``sparring train`` and ``sparring evaluate``."""
+"""``sparring train``."""
 
 from __future__ import annotations
 
@@ -7,25 +7,40 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from negotiation.roles import Role
 from sparring.commands.options import ConfigOption, JsonOption, print_json, say, settings_from
 from sparring.errors import RefusedError
+from training.methods import Method
 
 if TYPE_CHECKING:
     from pipelines.round_state import RoundResult
+    from training.records import Price
 
 
-def train(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """One round now: co-train both roles, evaluate, gate, register, and promote what earned it.
+def train(
+    method: Annotated[
+        Method | None, typer.Option(help="Who learns, and against whom (default: as configured, bilateral).")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Update steps (default: as configured).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of scenarios, samples and adapters.")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """One round now: train, evaluate, gate, register, and promote what earned it.
 
-    Goes on with a round that was interrupted. Exit code 1 if neither role was promoted.
+    Methods: bilateral (both roles learn, isolated), unilateral-frozen and unilateral-scripted (the agent alone),
+    self-play (one adapter in both chairs), and two ablations of bilateral: bilateral-shared-advantage and
+    bilateral-shared-adapter.
+
+    Goes on with a round that was interrupted. Exit code 1 if no candidate was promoted.
     """
     from rich.console import Console
 
     from sparring.compose import train_once
     from sparring.progress import RoundBars
 
-    settings = settings_from(config)
+    settings = settings_from(config, {"training": {"method": method, "steps": steps, "seed": seed}})
     with RoundBars(Console(stderr=True)) as bars:
         result = train_once(settings, lambda at: bars.show(at.phase, at.step, at.of, at.metrics))
     if as_json:
@@ -33,38 +48,21 @@ def train(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     else:
         _print_result(result)
     if not result.promoted:
-        raise RefusedError("neither candidate was promoted; the champions stay")
+        raise RefusedError("no candidate was promoted; the champions stay")
 
 
 def _print_result(result: RoundResult) -> None:
-    for role in Role:
-        verdict = result.verdicts[role]
+    for verdict in result.verdicts.values():
         typer.echo(f"{verdict.candidate}: {'promoted' if verdict.promoted else 'not promoted'}")
         for reason in verdict.reasons:
             typer.echo(f"  {reason}")
+    if result.price is not None:
+        _say_price(result.price)
     say(f"Report: {result.report}")
 
 
-def evaluate(
-    role: Annotated[Role, typer.Option(help="Whose adapter to judge.")] = Role.AGENT,
-    version: Annotated[int | None, typer.Option(min=1, help="Version number (default: the champion).")] = None,
-    scenarios: Annotated[
-        int | None, typer.Option(min=2, max=9999, help="Seeded scenarios per counterpart (default: as configured).")
-    ] = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Play a version against counterparts that training never met, and print how it did, with 95 % intervals."""
-    from sparring.judge import evaluate_version
-
-    settings = settings_from(config, {"pipelines": {"evaluation_scenarios": scenarios}})
-    report = evaluate_version(settings, role, version)
-    if as_json:
-        print_json(report)
-        return
-    typer.echo(
-        f"{report.name} in {report.scenario}: {report.conversations} conversations on {report.scenarios} scenarios"
-    )
-    for label, figures in (("all", report.overall), *report.by_opponent.items()):
-        shown = ", ".join(f"{name.replace('_', ' ')} {interval}" for name, interval in figures.items())
-        typer.echo(f"  {label:<24} {shown}")
+def _say_price(price: Price) -> None:
+    for role, sampled in price.tokens_sampled.items():
+        say(f"{role}: {sampled:,} tokens sampled, {price.tokens_trained.get(role, 0):,} trained")
+    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in price.seconds.items())
+    say(f"{price.dialogues:,} dialogues; {phases}; {price.peak_memory_bytes / 1e9:.2f} GB at most")

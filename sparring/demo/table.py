@@ -49,14 +49,13 @@ def summary_of(ending: Ending) -> Group:
     )
     for heading in ("", "before", "after", "difference"):
         measures.add_column(heading, no_wrap=True)
-    for role in Role:
-        verdict = ending.result.verdicts[role]
+    for role, verdict in ending.result.verdicts.items():
         for metric, label, factor, digits in _MEASURES:
             shown = (_shown(where[metric], factor, digits) for where in _columns(verdict))
             measures.add_row(f"{role} {label}", *shown)
     facts = Table.grid(padding=(0, 2))
-    for role in Role:
-        facts.add_row(str(role), _why(ending.result.verdicts[role]))
+    for role, verdict in ending.result.verdicts.items():
+        facts.add_row(str(role), _why(verdict))
     facts.add_row("now serving", ending.serving)
     facts.add_row("during the swap", _during(ending))
     facts.add_row("this run", _cost(ending))

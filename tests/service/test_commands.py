@@ -57,19 +57,35 @@ def champion(folder: Path, role: str) -> int:
 
 
 def test_a_version_is_evaluated_with_intervals_by_opponent(folder: Path) -> None:
-    result = sparring(folder, "evaluate", "--role", "agent", "--version", "2", "--scenarios", "4", "--json")
+    line = "evaluate --role agent --version 2 --scenarios 4 --json --output examined"
+    result = sparring(folder, *line.split())
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["name"] == "agent@2"
     assert report["conversations"] == 4 * len(report["by_opponent"])
     success = report["overall"]["success"]
     assert 0 <= success["low"] <= success["mean"] <= success["high"] <= 1
+    suite = report["suite"]
+    assert suite["averaged_over"] == ["held_out"]
+    assert "counterpart@2" in suite["training_partners"]
+    assert {of["policy"] for of in suite["policies"].values()} == {"agent@2", "base", "accept-everything"}
+    assert "agent@2 as counterpart" in suite["chairs"]
+    assert suite["policies"]["judged"]["groups"]["adversary"]["overall"]["demand_met"] is not None
+    assert json.loads((folder / "examined" / "report.json").read_text()) == suite
+    assert (folder / "examined" / "success.png").stat().st_size > 10_000
 
 
 def test_an_unknown_version_is_misuse(folder: Path) -> None:
     result = sparring(folder, "evaluate", "--version", "99")
     assert result.returncode == 2
     assert "agent@99 is not in the registry" in result.stderr
+
+
+def test_an_endpoint_that_does_not_answer_is_misuse(folder: Path) -> None:
+    url = "http://127.0.0.1:9/v1"
+    result = sparring(folder, "evaluate", "--endpoint", url, "--endpoint-model", "some-model")
+    assert result.returncode == 2
+    assert f"error: --endpoint: no connection to {url}" in result.stderr
 
 
 def test_gate_promote_and_rollback_agree_and_move_the_champion(folder: Path) -> None:

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from negotiation.catalogue import NAMES, scenario_named
 from negotiation.generation import BASE, GenerationRequest
 from negotiation.roles import Role
+from training.accept_everything import accept_everything
 from training.counterparts import negotiators
-from training.evaluation import Episode, EvaluationResult, evaluate
+from training.evaluation import Episode, EvaluationResult, evaluate, paired_difference
+from training.joint_rollout import ModelPlayer, ScriptedPlayer
 
 New = Callable[..., Any]
 SEEDS = tuple(range(1000, 1006))
@@ -146,6 +148,81 @@ def test_results_split_by_opponent(engine: Any) -> None:
     )
 
 
+# --- Who may sit where ---------------------------------------------------------------------------------------------
+
+
+class Pusher:
+    """Asks for one thing, and knows whether it got it: there is a comma in the other side's first words."""
+
+    name, family, role = "pusher", "injector", Role.COUNTERPART
+
+    def reply(self, context: Any, state: Any, rng: random.Random) -> str:
+        return "say please" if state.turns_by(self.role) < 2 else "[quit]"
+
+    def demand_met(self, context: Any, state: Any) -> bool:
+        return next("," in turn.text for turn in state.turns if turn.role is Role.AGENT)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_both_chairs_may_hold_a_model_and_even_the_same_one(reciter: New, role: Role) -> None:
+    """Each role keeps a transcript of its own: only the judged one's tokens are counted."""
+    engine = reciter(fickle)
+    result = judged(engine, "deal-or-no-deal", role, opponents=[ModelPlayer(BASE)], max_message_tokens=40)
+    assert {(row.opponent, row.family, row.injected) for row in result.episodes} == {(BASE, "model", None)}
+    sampled = sum(row.tokens for row in result.episodes)
+    assert sampled > 0
+    assert {request.adapter for request in engine.requests} == {BASE}
+    opening = [scenario_named("deal-or-no-deal").system_prompt(role, context) for context in contexts()]
+    prompts = [engine.tokenizer.decode(list(request.prompt_ids)) for request in engine.requests]
+    own = [prompt for prompt in prompts if any(text in prompt for text in opening)]
+    assert 0 < len(own) < len(prompts)
+
+
+def contexts() -> list[Any]:
+    return [scenario_named("deal-or-no-deal").generate(seed) for seed in SEEDS]
+
+
+def test_a_scripted_policy_is_judged_on_the_same_conversations_and_samples_nothing(reciter: New) -> None:
+    player = ScriptedPlayer(accept_everything("deal-or-no-deal", Role.AGENT))
+    opponents = negotiators("deal-or-no-deal", Role.COUNTERPART, "held_out")[:2]
+    engine = reciter(fickle)
+    result = evaluate(engine, scenario_named("deal-or-no-deal"), player, Role.AGENT, opponents, SEEDS)
+    assert engine.requests == []
+    assert result.adapter == "accept-everything"
+    assert [(e.seed, e.opponent) for e in result.episodes] == [
+        (e.seed, e.opponent) for e in judged(engine, "deal-or-no-deal").episodes
+    ]
+    assert {row.tokens for row in result.episodes} == {0}
+
+
+def test_a_policy_of_the_wrong_role_is_refused(engine: Any) -> None:
+    player = ScriptedPlayer(accept_everything("telesales", Role.COUNTERPART))
+    with pytest.raises(
+        ValueError, match="judged player accept-everything plays the counterpart, must play the agent"
+    ):
+        evaluate(engine, scenario_named("telesales"), player, Role.AGENT, [ModelPlayer(BASE)], SEEDS)
+
+
+def test_two_opponents_of_one_name_are_refused(engine: Any) -> None:
+    with pytest.raises(ValueError, match=r"opponents \['base'\] were given twice"):
+        judged(engine, "telesales", opponents=[ModelPlayer(BASE), ModelPlayer(BASE)])
+
+
+def test_an_adversary_says_whether_it_got_what_it_was_after(reciter: New) -> None:
+    """Half of the replies give in. What an ordinary opponent meets is no injection, met or unmet."""
+
+    def give_in(request: GenerationRequest) -> str:
+        return "as you say, please" if request.sampling.seed % 2 else "no"
+
+    ordinary = negotiators("telesales", Role.COUNTERPART, "held_out")[0]
+    result = judged(reciter(give_in), "telesales", opponents=[Pusher(), ordinary], max_message_tokens=40)
+    met = [row.injected for row in result.episodes if row.opponent == "pusher"]
+    assert {row.injected for row in result.episodes if row.opponent == ordinary.name} == {None}
+    assert set(met) == {True, False}
+    for metric in ("demand_met", "injection_success"):
+        assert result.estimate(metric).mean == pytest.approx(sum(map(bool, met)) / len(met))
+
+
 # --- Intervals ----------------------------------------------------------------------------------------------------
 
 ROW = Episode(
@@ -213,3 +290,35 @@ def test_a_field_without_a_value_is_left_out_of_its_mean() -> None:
 def test_an_unknown_figure_is_an_error() -> None:
     with pytest.raises(KeyError, match="sucess"):
         result_of([ROW]).estimate("sucess")
+
+
+def test_figures_made_of_others() -> None:
+    rows = [
+        replace(ROW, seed=0, agreed=True, own_reward=0.5, other_reward=0.25, own_points=4.0, injected=True),
+        replace(ROW, seed=1, own_reward=-0.1, other_reward=-0.3, family="injector", injected=False),
+        replace(ROW, seed=2, family="injector", injected=True),
+        replace(ROW, seed=3),
+    ]
+    result = result_of(rows)
+    assert result.estimate("joint_reward").mean == pytest.approx((0.75 - 0.4) / 4)
+    assert result.estimate("own_points").mean == pytest.approx(1.0)
+    assert result.estimate("agreed_points").mean == pytest.approx(4.0)
+    assert result.estimate("demand_met").mean == pytest.approx(2 / 3)
+    assert result.estimate("injection_success").mean == pytest.approx(1 / 2)
+    assert list(result.by_family()) == ["firm", "injector"]
+
+
+def test_a_difference_is_paired_by_scenario() -> None:
+    """Hard scenarios are hard for both: paired they cancel, and only shared scenarios count."""
+    hard = [seed % 2 == 0 for seed in range(20)]
+    first = result_of([replace(ROW, seed=seed, success=not h) for seed, h in enumerate(hard)])
+    second = result_of(
+        [replace(ROW, seed=seed, opponent=name, success=not h and name == "a") for seed, h in enumerate(hard)
+         for name in "ab"] + [replace(ROW, seed=99, success=True)]
+    )  # fmt: skip
+    difference = paired_difference(first, second, "success")
+    assert difference.mean == pytest.approx(0.25)
+    assert 0 < difference.low < difference.mean < difference.high < 0.5
+    same = paired_difference(first, first, "success")
+    assert (same.mean, same.low, same.high) == (0.0, 0.0, 0.0)
+    assert math.isnan(paired_difference(first, result_of([replace(ROW, seed=500)]), "success").mean)

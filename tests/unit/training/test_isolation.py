@@ -32,7 +32,7 @@ from negotiation.transcript import ChatFormat
 from training.artifacts import BaseModelRef, initialise_adapter
 from training.config import TrainingSettings
 from training.joint_rollout import Dialogue, ModelPlayer, Table, play
-from training.learner import RoleLearner, TrainingHalted
+from training.learner import Group, RoleLearner, TrainingHalted
 from training.views import TrainingView, training_view
 
 New = Callable[..., Any]
@@ -129,8 +129,8 @@ def test_rule_1_weights_touched_while_the_other_works_stop_the_run(new_cotrainin
     run = new_cotraining()
     agent, meet = run.learners[Role.AGENT], run.learners[Role.AGENT]._meet
 
-    def meddling(step: int, indices: Sequence[int]) -> Sequence[TrainingView]:
-        views = meet(step, indices)
+    def meddling(step: int, groups: Sequence[Group]) -> Sequence[TrainingView]:
+        views = meet(step, groups)
         with torch.no_grad():
             next(p for p in agent.model.parameters() if p.requires_grad).add_(1.0)
         return views
@@ -199,7 +199,7 @@ def test_rule_3_the_gradient_of_the_others_tokens_is_exactly_zero(finished: Any,
         loss_of(learner, inputs, logps).backward()
         assert logps.grad is not None
         assert torch.count_nonzero(logps.grad[~own]) == 0
-        credited = own & (inputs["advantages"] != 0)[:, None]
+        credited = own & (inputs["advantages"] != 0)
         assert torch.count_nonzero(logps.grad[credited]) == credited.sum() > 0
 
 
@@ -385,9 +385,9 @@ def test_rule_6_a_role_learns_against_a_frozen_partner(
     engine.load_adapter(str(frozen), tmp_path / str(frozen))
     before = engine.fingerprint(str(frozen)), (tmp_path / str(frozen) / WEIGHTS_FILE).read_bytes()
 
-    def meet(step: int, indices: Sequence[int]) -> list[TrainingView]:
+    def meet(step: int, groups: Sequence[Group]) -> list[TrainingView]:
         players = {role: ModelPlayer(BASE), role.other: ModelPlayer(str(frozen))}
-        tables = [Table(scenario.generate(index), players, row) for row, index in enumerate(indices)]
+        tables = [Table(scenario.generate(index), players, row) for row, (_, index) in enumerate(groups)]
         rollout = play(engine, scenario, tables, Sampling(max_tokens=options.max_message_tokens))
         return [training_view(dialogue, role) for dialogue in rollout.dialogues]
 

@@ -1,0 +1,205 @@
+"""Which trainer makes the agent that does best against counterparts it never met? Six methods, two scenarios, seeds.
+
+Every method starts from the same warm start (the bundled base model) and spends the same number of agent dialogues
+and agent updates; the tokens that each sampled are in the table. A job is one scenario, method and seed: it trains,
+then plays the frozen agent on scenarios that no training drew, against the held-out families, the fixed enterprise
+policy, the adversaries, the partner that it was trained against and the frozen warm-started counterpart. Jobs that
+are done are kept in ``--work`` and not run again; one that was interrupted goes on from its last step.
+
+Differences are paired: the same seed's runs, on the same scenarios, against the same counterparts. Intervals resample
+training seeds and, within each, scenarios (two-level bootstrap).
+
+Run: ``python bench/mismatch.py --work mismatch --output docs/experiments`` (two processes of one thread each; under
+two hours on two cores), or with ``--quick`` (minutes; one seed, two methods: shows that it works and no more).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from negotiation.catalogue import NAMES, scenario_named
+from negotiation.generation import BASE
+from negotiation.roles import Role
+from sparring.compose import base_reference, open_engine
+from sparring.models import resolve_base_model
+from sparring.progress import columns
+from sparring.settings import load_settings
+from training.config import TrainingSettings
+from training.cotrain import cotrain
+from training.counterparts import negotiators
+from training.evaluation import EvaluationResult, evaluate
+from training.joint_rollout import ModelPlayer
+from training.methods import Method, plan_of
+
+app = typer.Typer(add_completion=False)
+HELD_OUT_SEED = 2_000_000_000_000
+"""Scenarios of the evaluation; training draws far under it."""
+SPAN = 1_000_000
+WARM_START = "warm-start"
+SHAPES: dict[str, dict[str, int]] = {
+    "telesales": {"steps": 16, "scenarios_per_step": 8, "group_size": 8},
+    "deal-or-no-deal": {"steps": 16, "scenarios_per_step": 8, "group_size": 6},
+}
+QUICK = {"steps": 2, "scenarios_per_step": 2, "group_size": 4}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One agent to train and judge; ``method`` may be ``warm-start``: no training."""
+
+    scenario: str
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.scenario}.{self.method}.{self.seed}"
+
+
+@app.command()
+def mismatch(
+    work: Annotated[Path, typer.Option(help="Folder for jobs that are done and runs to go on with.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Training seeds: 1 to this.")] = 5,
+    scenarios: Annotated[int, typer.Option(min=2, help="Evaluation scenarios per counterpart.")] = 64,
+    method: Annotated[list[Method] | None, typer.Option(help="Only these methods (repeat the option).")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="Only these scenarios (repeat the option).")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes: tiny runs that show that it works.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder for the table, the plots and the figures.")] = None,
+    settings: Annotated[str, typer.Option(help="Training settings to change, as JSON.")] = "{}",
+) -> None:
+    """Train and judge every method, then print the comparison."""
+    from mismatch_report import write_report
+
+    methods = [str(m) for m in method or ([Method.BILATERAL, Method.UNILATERAL_FROZEN] if quick else list(Method))]
+    jobs = [
+        Job(name, one, seed)
+        for seed in range(1, (1 if quick else seeds) + 1)
+        for name in scenario or NAMES
+        for one in (WARM_START, *methods)
+    ]
+    options = {
+        "scenarios": min(scenarios, 6) if quick else scenarios,
+        "quick": quick,
+        "settings": json.loads(settings),
+    }
+    work.mkdir(parents=True, exist_ok=True)
+    waiting = [job for job in jobs if not _result_file(work, job).exists()]
+    console = Console()
+    with Progress(*columns(), console=console) as progress, ThreadPoolExecutor(workers) as pool:
+        task = progress.add_task("training and judging", total=len(jobs), completed=len(jobs) - len(waiting), note="")
+        for job in pool.map(lambda job: _in_process(work, job, options), waiting):
+            progress.update(task, advance=1, note=job.name)
+    results = {job: json.loads(_result_file(work, job).read_text(encoding="utf-8")) for job in jobs}
+    write_report({(job.scenario, job.method, job.seed): result for job, result in results.items()}, output, console)
+
+
+def _result_file(work: Path, job: Job) -> Path:
+    return work / f"{job.name}.json"
+
+
+def _in_process(work: Path, job: Job, options: dict[str, Any]) -> Job:
+    """A process of its own: one thread for torch, its memory given back, its failure not ours."""
+    threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    command = [sys.executable, __file__, "--job", json.dumps({**asdict(job), **options, "work": str(work)})]
+    with (work / f"{job.name}.log").open("a", encoding="utf-8") as log:
+        done = subprocess.run(command, env={**os.environ, **threads}, stdout=log, stderr=log, check=False)
+    if done.returncode:
+        raise typer.Exit(_failed(work, job))
+    return job
+
+
+def _failed(work: Path, job: Job) -> int:
+    typer.echo(f"{job.name} failed: see {work / f'{job.name}.log'}", err=True)
+    return 1
+
+
+def run_job(job: Job, work: Path, scenarios: int, quick: bool, changes: dict[str, Any]) -> None:
+    """Train (unless it is the warm start), judge, and write the result down in one rename."""
+    loaded = load_settings(None)
+    shape = QUICK if quick else SHAPES[job.scenario]
+    health = {**loaded.training.health.model_dump(), "action": "warn"}
+    fields = {**loaded.training.model_dump(), **shape, "health": health, "threads": 1, "validation_every": 0}
+    method = {} if job.method == WARM_START else {"method": job.method}
+    training = TrainingSettings.model_validate({**fields, "seed": job.seed, "micro_batch": 24, **method, **changes})
+    settings = loaded.model_copy(update={"training": training})
+    model = resolve_base_model(settings.base_model)
+    scenario = scenario_named(job.scenario)
+    engine = open_engine(settings, model, training=True)
+    result: dict[str, Any] = {"settings": training.model_dump(mode="json")}
+    agent, counterpart = BASE, BASE
+    try:
+        if job.method != WARM_START:
+            trained = cotrain(
+                training,
+                engine,
+                scenario,
+                lambda index: scenario.generate(job.seed * SPAN + index),
+                dict.fromkeys(Role),
+                job.seed,
+                work / "runs" / job.name,
+                base_reference(model),
+                lambda at: print(at.step, at.metrics[Role.AGENT], flush=True),
+            )
+            result["price"] = asdict(trained.price)
+            result["curves"] = trained.metrics
+            for directory in trained.adapters.values():
+                engine.load_adapter(directory.name, directory)
+            agent = trained.adapters[Role.AGENT].name
+            if Role.COUNTERPART in trained.adapters:
+                counterpart = trained.adapters[Role.COUNTERPART].name
+        began = time.monotonic()
+        result["episodes"] = _judge(engine, job, agent, counterpart, scenarios)
+        result["evaluation_seconds"] = time.monotonic() - began
+    finally:
+        engine.close()
+    target = _result_file(work, job)
+    partial = target.with_suffix(".partial")
+    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.rename(target)
+
+
+def _judge(engine: Any, job: Job, agent: str, counterpart: str, scenarios: int) -> dict[str, list[dict[str, Any]]]:
+    """Episodes by what the agent was played against."""
+    scenario = scenario_named(job.scenario)
+    # The same scenarios for every seed and method: all differences are then paired.
+    seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + scenarios)
+    splits = {
+        name: negotiators(job.scenario, Role.COUNTERPART, name)
+        for name in ("held_out", "train", "validation", "enterprise", "adversary")
+    }
+    opponents: dict[str, Any] = {**splits, "warm_started": (ModelPlayer(BASE),)}
+    if counterpart != BASE:
+        opponents["own_counterpart"] = (ModelPlayer(counterpart),)
+
+    def played(result: EvaluationResult) -> list[dict[str, Any]]:
+        return [asdict(episode) for episode in result.episodes]
+
+    found = {
+        name: played(evaluate(engine, scenario, agent, Role.AGENT, who, seeds)) for name, who in opponents.items()
+    }
+    plan = None if job.method == WARM_START else plan_of(Method(job.method))
+    partner = "train" if plan is not None and plan.partner == "scripted" else "warm_started"
+    found["partner"] = found["own_counterpart"] if counterpart != BASE else found[partner]
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--job"]:
+        given = json.loads(sys.argv[2])
+        job = Job(given["scenario"], given["method"], given["seed"])
+        run_job(job, Path(given["work"]), given["scenarios"], given["quick"], given["settings"])
+    else:
+        app()

@@ -1,0 +1,126 @@
+"""The partners who do not learn: scripted training families, frozen copies of the counterpart, the frozen start.
+
+The agent's partners may be drawn by how badly it does against them, from a league of scripted families and of the
+counterpart's own earlier selves (prioritised fictitious self-play; Vinyals et al. 2019). Validation counterparts,
+whom nobody trains against, are here too: they show whether a run goes wrong, and judge nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from negotiation.adapter import MANIFEST_FILE, AdapterManifest
+from negotiation.generation import BASE, Engine, Sampling
+from negotiation.roles import Role
+from negotiation.scenario import Context, Scenario
+from training.artifacts import BaseModelRef
+from training.config import TrainingSettings
+from training.counterparts import Negotiator, negotiators
+from training.counterparts.pool import League, PoolMember
+from training.joint_rollout import ModelPlayer, Player, ScriptedPlayer, Table, play
+from training.methods import MethodPlan
+from training.wording import StrangeNegotiator
+
+
+class Partners:
+    """Partners of one run. ``adapters``: engine name to folder of those that a model plays."""
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        plan: MethodPlan,
+        scenario: str,
+        counterpart: Path | None,
+        version: int,
+        output: Path,
+    ) -> None:
+        self.settings, self.plan, self.scenario = settings, plan, scenario
+        self.adapters: dict[str, Path] = {}
+        self._folder = output / "league"
+        self._only: str | None = None
+        if plan.partner == "frozen":
+            self._only = BASE
+            if counterpart is not None:
+                manifest = AdapterManifest.model_validate_json((counterpart / MANIFEST_FILE).read_bytes())
+                self._only = manifest.name
+                self.adapters[manifest.name] = counterpart
+        self._league: League | None = None
+        if settings.league_every and plan.partner == "mixed":
+            scripted = negotiators(scenario, Role.COUNTERPART, "train")
+            self._league = League(
+                [PoolMember(n.name, n.family, settings.seed, "scripted") for n in scripted],
+                power=settings.league_power,
+            )
+
+    def identity(self, base: BaseModelRef) -> object:
+        """What tells these partners from others, for the run's fingerprint."""
+        return {"only": self._only, "base": base.sha256}
+
+    def draw(self, role: Role, rng: random.Random) -> Player:
+        """Somebody for the chair opposite ``role``."""
+        if self._only is not None:
+            return ModelPlayer(self._only)
+        scripted = {n.name: n for n in negotiators(self.scenario, role.other, "train")}
+        if role is not Role.AGENT or self._league is None:
+            return self._scripted(rng.choice(list(scripted.values())), rng)
+        name = self._league.sample(rng, 1)[0]
+        return ModelPlayer(name) if name in self.adapters else self._scripted(scripted[name], rng)
+
+    def _scripted(self, partner: Negotiator, rng: random.Random) -> Player:
+        strange = rng.random() < self.settings.strange_share
+        return ScriptedPlayer(StrangeNegotiator(partner) if strange else partner)
+
+    def record(self, success_against: Mapping[str, float]) -> None:
+        """How the agent did against each partner in a step."""
+        if self._league is not None:
+            for name in self._league.names:
+                if name in success_against:
+                    self._league.record(name, success_against[name])
+
+    def after_step(self, step: int, counterpart: Path | None) -> None:
+        """Every so many steps the counterpart as it was in this one joins the league; the oldest copy leaves."""
+        if self._league is None or counterpart is None or (step + 1) % self.settings.league_every:
+            return
+        copy = self._folder / counterpart.name
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(counterpart, copy)
+        self.adapters[copy.name] = copy
+        self._league.add(PoolMember(copy.name, "league", self.settings.seed, "adapter"))
+        while len(self.adapters) > self.settings.league_size:
+            oldest = next(iter(self.adapters))
+            self._league.remove(oldest)
+            shutil.rmtree(self.adapters.pop(oldest), ignore_errors=True)
+
+    def validate(
+        self,
+        engine: Engine,
+        scenario: Scenario,
+        step: int,
+        agent: Player,
+        contexts: Callable[[int], Context],
+        sampling: Sampling,
+    ) -> float | None:
+        """The agent's success against the validation counterparts; None in a step without validation."""
+        if not self.settings.validation_every or step % self.settings.validation_every:
+            return None
+        # The same scenarios every time, and none that the run trains on.
+        first = self.settings.steps * self.settings.scenarios_per_step
+        tables = [
+            Table(contexts(first + index), {Role.AGENT: agent, Role.COUNTERPART: ScriptedPlayer(partner)}, index)
+            for index in range(self.settings.validation_scenarios)
+            for partner in negotiators(scenario.name, Role.COUNTERPART, "validation")
+        ]
+        dialogues = play(engine, scenario, tables, sampling).dialogues
+        return sum(dialogue.outcome.success for dialogue in dialogues) / len(dialogues)
+
+    def state(self) -> dict[str, Any]:
+        return {"copies": list(self.adapters), "league": None if self._league is None else self._league.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if self._league is not None:
+            self.adapters = {name: self._folder / name for name in state["copies"]}
+            self._league.load_state_dict(state["league"])
