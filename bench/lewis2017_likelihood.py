@@ -1,10 +1,10 @@
 """The LIKELIHOOD model of ``bench/lewis2017.py``: a small Llama trained from nothing on human dialogues.
 
 Each line of the corpus is one view: the line's own side in the agent's chair, its values in the system prompt. As in
-Lewis et al. 2017 the loss covers the words of both sides, while early stopping looks at the own ones. Two helps that
-they did not need, as their decision about the split was a classifier of its own and here it is text as well: a first
-part on scripted games of our own (:mod:`lewis2017_scripted`), and human dialogues in which book, hat and ball changed
-places together with their counts and values.
+Lewis et al. 2017 the loss covers the words of both sides, while early stopping looks at the own ones. Three helps
+that they did not need, as their decision about the split was a classifier of its own and here it is text as well:
+exercises in reading come first (:mod:`lewis2017_scripted`), a statement names each item before the move, and human
+dialogues are used several times, with book, hat and ball changing places in words, counts, values and statements.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lewis2017_scripted import scripted_games
+from lewis2017_scripted import copy_row, games_row, stated, texts, wishes_row
 from pydantic import BaseModel, ConfigDict
 from transformers import LlamaForCausalLM
 
 from negotiation.corpus import CorpusDialogue, read_dialogues
-from negotiation.deal_or_no_deal import ITEMS, DealOrNoDeal
+from negotiation.deal_or_no_deal import ITEMS, DealOrNoDeal, Split
 from negotiation.roles import Role
 from negotiation.transcript import ChatFormat, Transcript
 from training.base_model import ModelSize, create_model, save_model, train_tokenizer
@@ -34,23 +34,26 @@ from training.supervised import IGNORED, Row, SupervisedProgress, SupervisedRepo
 Show = Callable[[str, int, int, str], None]
 _SCENARIO = DealOrNoDeal()
 _WORD = re.compile(r"\b(book|hat|ball|basketball)(s?)\b")
-_SELECT = re.compile(r"\[select (\d) (\d) (\d)\]")
+_STATED = re.compile(r"(?:book \d hat \d ball \d )?\[select (\d) (\d) (\d)\]")
+_CHECKED = 100
 _KIND = {**{item: index for index, item in enumerate(ITEMS)}, "basketball": 2}
 
 
 class Recipe(BaseModel):
-    """How the model is made. ``scripted`` dialogues come first; ``epoch_views`` human views are one epoch."""
+    """How the model is made. Exercises are rows, each seen once; ``epoch_views`` human views are one epoch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
     size: ModelSize = ModelSize(vocabulary=1500)
-    scripted: int = 4000
+    copies: int = 4000
+    wishes: int = 5000
+    games: int = 4000
     permutations: int = 6
-    epochs: int = 5
+    epochs: int = 3
     epoch_views: int = 10_000
     patience: int = 2
-    batch_size: int = 32
+    batch_size: int = 16
     learning_rate: float = 3e-3
     matrix_learning_rate: float = 0.02
 
@@ -79,7 +82,7 @@ class LikelihoodReport:
     sha256: str
     lines: int
     left_out: dict[str, int]
-    scripted: SupervisedReport | None
+    exercises: dict[str, SupervisedReport]
     human: SupervisedReport
     statements: float
     statements_of: int
@@ -95,13 +98,15 @@ def build_likelihood(
     corpus: Sequence[CorpusDialogue], recipe: Recipe, directory: Path, show: Show
 ) -> LikelihoodReport:
     """Train and write a model directory. ``show(stage, done, of, note)`` is called as it goes."""
-    games = corpus_games(corpus, Role.AGENT)
-    train, held_out = split_by_dialogue(games.games, recipe.settings().held_out_share, recipe.seed)
-    scripted = list(scripted_games(recipe.scripted, recipe.seed))
-    tokenizer = train_tokenizer(_texts([*train, *scripted]), recipe.size.vocabulary, recipe.size.context_length)
+    found = corpus_games(corpus, Role.AGENT)
+    games = [_worded(game) for game in found.games]
+    train, held_out = split_by_dialogue(games, recipe.settings().held_out_share, recipe.seed)
+    first = recipe.seed * 1_000_000
+    words = [*_texts(train), *texts(min(2000, recipe.games), first)]
+    tokenizer = train_tokenizer(words, recipe.size.vocabulary, recipe.size.context_length)
     chat = ChatFormat(tokenizer)
     model = create_model(tokenizer, recipe.size, recipe.seed)
-    left_out: Counter[str] = Counter(games.left_out)
+    left_out: Counter[str] = Counter(found.left_out)
 
     def rows(recorded: Sequence[Recorded], label: Callable[[Transcript], Row], count: bool = False) -> list[Row]:
         views = role_views(recorded, Role.AGENT, _SCENARIO, chat, recipe.size.context_length)
@@ -112,20 +117,23 @@ def build_likelihood(
     def progress(stage: str) -> Callable[[SupervisedProgress], None]:
         return lambda at: show(stage, at.step, at.of, f"loss {at.loss:.2f}, perplexity {at.perplexity:.2f}")
 
-    before = None
-    if scripted:
-        first, checked = split_by_dialogue(scripted, 0.02, recipe.seed)
-        settings = recipe.settings(epochs=1, epoch_views=None)
-        before = fit(
-            model, rows(first, _both_sides_row), rows(checked, own_row), settings, progress("scripted games")
-        )
+    exercises: dict[str, SupervisedReport] = {}
+    for name, count, row in (
+        ("copies", recipe.copies, lambda seed: copy_row(len(tokenizer), seed)),
+        ("wishes", recipe.wishes, lambda seed: wishes_row(chat, seed)),
+        ("games", recipe.games, lambda seed: games_row(chat, seed)),
+    ):
+        if count:
+            made = [row(first + number) for number in range(count + _CHECKED)]
+            once = recipe.settings(epochs=1, epoch_views=None)
+            exercises[name] = fit(model, made[_CHECKED:], made[:_CHECKED], once, progress(name))
     orders = list(permutations(range(len(ITEMS))))[: recipe.permutations]
     human = fit(
         model,
         rows([_permuted(game, order) for order in orders for game in train], _both_sides_row),
         rows(held_out, own_row, count=True),
         recipe.settings(),
-        progress("human dialogues"),
+        progress("people"),
     )
     save_model(model, tokenizer, directory)
     right, asked = statement_accuracy(model, chat, held_out)
@@ -134,7 +142,7 @@ def build_likelihood(
         sha256=hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest(),
         lines=len(corpus),
         left_out=dict(left_out),
-        scripted=before,
+        exercises=exercises,
         human=human,
         statements=right / asked,
         statements_of=asked,
@@ -142,25 +150,21 @@ def build_likelihood(
 
 
 def statement_accuracy(model: LlamaForCausalLM, chat: ChatFormat, games: Sequence[Recorded]) -> tuple[int, int]:
-    """Held-out views of deals whose statement of the split is the likeliest at each token; and how many there are."""
+    """Held-out views whose statement of a split is the likeliest at each of its tokens; and how many views."""
     right = asked = 0
     with torch.no_grad():
         for game in games:
             transcript = recite(game, Role.AGENT, _SCENARIO, chat)
-            statement = chat.tokenizer.encode(_own_statement(game), add_special_tokens=False)
-            ids = transcript.ids
-            ends = [i for i in range(len(ids)) if ids[i : i + len(statement)] == statement and transcript.sampled[i]]
-            if "none" in _own_statement(game) or not ends or len(ids) > model.config.max_position_embeddings:
+            text = [turn.text for turn in game.turns if turn.role is Role.AGENT][-1]
+            statement = chat.tokenizer.encode(text, add_special_tokens=False)
+            # The last own words: what follows them is marks of the template and the other's hidden statement.
+            end = len(transcript.sampled) - 1 - transcript.sampled[::-1].index(1)
+            if "none" in text or end > model.config.max_position_embeddings:
                 continue
-            logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-            place = ends[-1]
-            likeliest = logits[place - 1 : place - 1 + len(statement)].argmax(-1).tolist()
+            logits = model(input_ids=torch.tensor([transcript.ids[:end]]), use_cache=False).logits[0]
+            likeliest = logits[-1 - len(statement) : -1].argmax(-1).tolist()
             right, asked = right + (likeliest == statement), asked + 1
     return right, max(1, asked)
-
-
-def _own_statement(game: Recorded) -> str:
-    return [turn.text for turn in game.turns if turn.role is Role.AGENT][-1]
 
 
 def _both_sides_row(transcript: Transcript) -> Row:
@@ -178,8 +182,9 @@ def _permuted(game: Recorded, order: tuple[int, ...]) -> Recorded:
         return [split[order.index(kind)] for kind in range(len(ITEMS))]
 
     def reworded(text: str) -> str:
-        text = _WORD.sub(lambda match: ITEMS[order[_KIND[match[1]]]] + match[2], text)
-        return _SELECT.sub(lambda match: f"[select {' '.join(moved(match.groups()))}]", text)
+        if not _STATED.search(text):
+            return _WORD.sub(lambda match: ITEMS[order[_KIND[match[1]]]] + match[2], text)
+        return _STATED.sub(lambda match: stated(_split(moved(match.groups()))), text)
 
     context = game.context.model_copy(
         update={
@@ -191,6 +196,21 @@ def _permuted(game: Recorded, order: tuple[int, ...]) -> Recorded:
         turn.model_copy(update={"text": reworded(turn.text), "shown": reworded(turn.shown)}) for turn in game.turns
     )
     return replace(game, context=context, turns=turns)
+
+
+def _worded(game: Recorded) -> Recorded:
+    """The same game with statements that name each item (:func:`lewis2017_scripted.stated`)."""
+    return replace(
+        game,
+        turns=tuple(
+            turn.model_copy(update={"text": _STATED.sub(lambda match: stated(_split(match.groups())), turn.text)})
+            for turn in game.turns
+        ),
+    )
+
+
+def _split(words: Sequence[Any]) -> Split:
+    return int(words[0]), int(words[1]), int(words[2])
 
 
 def _texts(recorded: Sequence[Recorded]) -> Iterator[str]:

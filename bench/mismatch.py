@@ -40,8 +40,9 @@ from training.config import TrainingSettings
 from training.cotrain import cotrain
 from training.counterparts import negotiators
 from training.evaluation import EvaluationResult, evaluate
+from training.evaluation_suite import APART
 from training.joint_rollout import ModelPlayer
-from training.methods import Method, plan_of
+from training.methods import Method
 
 app = typer.Typer(add_completion=False)
 HELD_OUT_SEED = 2_000_000_000_000
@@ -49,9 +50,18 @@ HELD_OUT_SEED = 2_000_000_000_000
 SPAN = 1_000_000
 WARM_START = "warm-start"
 SHAPES: dict[str, dict[str, int]] = {
-    "telesales": {"steps": 16, "scenarios_per_step": 8, "group_size": 8},
-    "deal-or-no-deal": {"steps": 16, "scenarios_per_step": 8, "group_size": 6},
+    "telesales": {"steps": 12, "scenarios_per_step": 8, "group_size": 8},
+    "deal-or-no-deal": {"steps": 10, "scenarios_per_step": 8, "group_size": 6},
 }
+LEAGUE = "bilateral+league"
+VARIANTS: dict[str, tuple[Method, dict[str, Any]]] = {
+    # Fewer joint groups; the agent's other partners, its counterpart's earlier selves among them, drawn by difficulty.
+    LEAGUE: (Method.BILATERAL, {"joint_share": 0.25, "league_every": 3, "league_size": 2, "league_power": 2.0}),
+}
+MAIN = (Method.UNILATERAL_FROZEN, Method.UNILATERAL_SCRIPTED, Method.BILATERAL, Method.SELF_PLAY)
+"""Run for every seed before the ablations begin."""
+APART_SHARE = 3
+"""Everything but the held-out families, partner and warm start is played on a third of the scenarios."""
 QUICK = {"steps": 2, "scenarios_per_step": 2, "group_size": 4}
 
 
@@ -72,8 +82,8 @@ class Job:
 def mismatch(
     work: Annotated[Path, typer.Option(help="Folder for jobs that are done and runs to go on with.")],
     seeds: Annotated[int, typer.Option(min=1, help="Training seeds: 1 to this.")] = 5,
-    scenarios: Annotated[int, typer.Option(min=2, help="Evaluation scenarios per counterpart.")] = 64,
-    method: Annotated[list[Method] | None, typer.Option(help="Only these methods (repeat the option).")] = None,
+    scenarios: Annotated[int, typer.Option(min=2, help="Evaluation scenarios per counterpart.")] = 48,
+    method: Annotated[list[str] | None, typer.Option(help="Only these methods (repeat the option).")] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="Only these scenarios (repeat the option).")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes: tiny runs that show that it works.")] = False,
@@ -83,12 +93,17 @@ def mismatch(
     """Train and judge every method, then print the comparison."""
     from mismatch_report import write_report
 
-    methods = [str(m) for m in method or ([Method.BILATERAL, Method.UNILATERAL_FROZEN] if quick else list(Method))]
+    known = [WARM_START, *map(str, MAIN), *(str(m) for m in Method if m not in MAIN), *VARIANTS]
+    methods = [WARM_START, *(method or (map(str, MAIN[1:3]) if quick else known[1:]))]
+    if unknown := [name for name in methods if name not in known]:
+        raise typer.BadParameter(f"{unknown[0]!r} is no method: choose from {', '.join(known[1:])}")
     jobs = [
         Job(name, one, seed)
+        for main in (True, False)
         for seed in range(1, (1 if quick else seeds) + 1)
         for name in scenario or NAMES
-        for one in (WARM_START, *methods)
+        for one in methods
+        if (one in (WARM_START, *MAIN)) is main
     ]
     options = {
         "scenarios": min(scenarios, 6) if quick else scenarios,
@@ -117,13 +132,8 @@ def _in_process(work: Path, job: Job, options: dict[str, Any]) -> Job:
     with (work / f"{job.name}.log").open("a", encoding="utf-8") as log:
         done = subprocess.run(command, env={**os.environ, **threads}, stdout=log, stderr=log, check=False)
     if done.returncode:
-        raise typer.Exit(_failed(work, job))
+        raise RuntimeError(f"{job.name} failed: see {work / f'{job.name}.log'}")
     return job
-
-
-def _failed(work: Path, job: Job) -> int:
-    typer.echo(f"{job.name} failed: see {work / f'{job.name}.log'}", err=True)
-    return 1
 
 
 def run_job(job: Job, work: Path, scenarios: int, quick: bool, changes: dict[str, Any]) -> None:
@@ -132,8 +142,10 @@ def run_job(job: Job, work: Path, scenarios: int, quick: bool, changes: dict[str
     shape = QUICK if quick else SHAPES[job.scenario]
     health = {**loaded.training.health.model_dump(), "action": "warn"}
     fields = {**loaded.training.model_dump(), **shape, "health": health, "threads": 1, "validation_every": 0}
-    method = {} if job.method == WARM_START else {"method": job.method}
-    training = TrainingSettings.model_validate({**fields, "seed": job.seed, "micro_batch": 24, **method, **changes})
+    if job.method != WARM_START:
+        method, variant = VARIANTS.get(job.method, (job.method, {}))
+        fields |= {"method": method, **variant}
+    training = TrainingSettings.model_validate({**fields, "seed": job.seed, "micro_batch": 24, **changes})
     settings = loaded.model_copy(update={"training": training})
     model = resolve_base_model(settings.base_model)
     scenario = scenario_named(job.scenario)
@@ -175,7 +187,7 @@ def _judge(engine: Any, job: Job, agent: str, counterpart: str, scenarios: int) 
     """Episodes by what the agent was played against."""
     scenario = scenario_named(job.scenario)
     # The same scenarios for every seed and method: all differences are then paired.
-    seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + scenarios)
+    whole, part = (range(HELD_OUT_SEED, HELD_OUT_SEED + n) for n in (scenarios, max(2, scenarios // APART_SHARE)))
     splits = {
         name: negotiators(job.scenario, Role.COUNTERPART, name)
         for name in ("held_out", "train", "validation", "enterprise", "adversary")
@@ -188,10 +200,12 @@ def _judge(engine: Any, job: Job, agent: str, counterpart: str, scenarios: int) 
         return [asdict(episode) for episode in result.episodes]
 
     found = {
-        name: played(evaluate(engine, scenario, agent, Role.AGENT, who, seeds)) for name, who in opponents.items()
+        name: played(
+            evaluate(engine, scenario, agent, Role.AGENT, who, part if name in ("validation", *APART) else whole)
+        )
+        for name, who in opponents.items()
     }
-    plan = None if job.method == WARM_START else plan_of(Method(job.method))
-    partner = "train" if plan is not None and plan.partner == "scripted" else "warm_started"
+    partner = "train" if job.method == Method.UNILATERAL_SCRIPTED else "warm_started"
     found["partner"] = found["own_counterpart"] if counterpart != BASE else found[partner]
     return found
 

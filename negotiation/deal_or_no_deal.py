@@ -7,6 +7,7 @@ that it believes was agreed (its own share). A deal counts only if the two state
 
 Reward per role: own points / 10; no deal: 0. Success@1 is the same as a deal. Moves, always from the speaker's
 own point of view: ``[propose 1 0 2]`` (what I take), ``[agree]``, ``[select 1 0 2]``, ``[select none]``, ``[quit]``.
+A proposal is shown to the other side as ``[yours 0 3 0]``, what is left for it: each side reads its own share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from negotiation.authority import AuthorityLimits
-from negotiation.moves import Move, parse_message
+from negotiation.moves import Move, parse_message, with_move
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason, Context, NegotiationState, Outcome, ScenarioError, read_model
 from negotiation.table import require_turn, take_turn
@@ -28,6 +29,7 @@ from negotiation.table import require_turn, take_turn
 ITEMS = ("book", "hat", "ball")
 TOTAL_VALUE = 10
 HIDDEN_STATEMENT = "[selection]"
+OFFERED = "yours"
 Split = tuple[int, int, int]
 
 
@@ -153,17 +155,28 @@ class DealOrNoDeal:
         parsed = parse_message(text)
         move, rejected = parsed.move, self._illegal(context, state, parsed.move)
         selecting = _selecting(state)
+        # Only the table says what is offered: a side that writes the table's mark itself is heard without it.
+        heard = parsed.speech if f"[{OFFERED}" in parsed.text else None
         if rejected or (selecting and move is None):
             # A side that cannot state the split it agreed to has no deal: waiting longer would not help.
             changes: dict[str, object] = {"closed": CloseReason.STATEMENTS_DIFFER} if selecting else {}
             return take_turn(
-                state, role, parsed, move=None, rejected=rejected, max_turns=self.max_turns, changes=changes
+                state,
+                role,
+                parsed,
+                move=None,
+                rejected=rejected,
+                shown=heard,
+                max_turns=self.max_turns,
+                changes=changes,
             )
         if move is None:
-            return take_turn(state, role, parsed, move=None, rejected=None, max_turns=self.max_turns)
+            return take_turn(state, role, parsed, move=None, rejected=None, shown=heard, max_turns=self.max_turns)
         shown = None
         if move.kind == "propose":
             changes = {"standing": move, "standing_by": role}
+            left = remainder(self._counts(context), read_share(move, self._counts(context)))
+            shown = with_move(parsed.text, Move(kind=OFFERED, arguments=tuple(map(str, left))))
         elif move.kind == "select":
             statements = {**state.statements, role: move}
             changes = {"statements": statements, **self._compare(context, statements)}

@@ -43,6 +43,11 @@ class ParsedMessage(BaseModel):
     malformed: str | None = None
 
 
+def with_move(text: str, move: Move) -> str:
+    """``text`` with its brackets replaced by ``move``: what the other side is shown of it."""
+    return _BRACKETED.sub(str(move), text, count=1)
+
+
 def parse_message(text: str) -> ParsedMessage:
     """Read the structured move out of a message.
 

@@ -12,7 +12,19 @@ import typer
 from typer.core import TyperGroup
 
 from sparring import __version__
-from sparring.commands import data, demo, evaluate, keys, learning, model, options, registry, service, warm_start
+from sparring.commands import (
+    cotrain,
+    data,
+    demo,
+    evaluate,
+    keys,
+    learning,
+    model,
+    options,
+    registry,
+    service,
+    warm_start,
+)
 from sparring.errors import MisuseError, RefusedError
 
 _QUIET = {
@@ -70,7 +82,8 @@ def _main(
 app.command(epilog="Example: sparring demo --once")(demo.demo)
 app.command(epilog="Example: sparring serve --port 9000")(service.serve)
 app.command(epilog="Example: sparring worker --config sparring.toml")(service.worker)
-app.command(epilog="Example: sparring train --json > round.json")(learning.train)
+app.command(epilog="Example: sparring train --method bilateral --json > round.json")(learning.train)
+app.command(epilog="Example: sparring cotrain --method self-play --seed 2 --output runs/self-play-2")(cotrain.cotrain)
 app.command("warm-start", epilog="Example: sparring warm-start --role agent --output adapters")(warm_start.warm_start)
 app.command(epilog="Example: sparring evaluate --role agent --version 3 --scenarios 100")(evaluate.evaluate)
 app.command(epilog="Example: sparring gate --role agent --version 3")(registry.gate)

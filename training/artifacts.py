@@ -103,9 +103,20 @@ def initialise_adapter(
     return export_adapter(model, "default", name, base.name, base.sha256, directory)
 
 
-def load_weights(model: PeftModel, adapter_name_in_peft: str, directory: Path) -> None:
-    """Copy an exported adapter's weights into an existing adapter of the same shape and scale. Raises ValueError."""
+def load_weights(model: PeftModel, adapter_name_in_peft: str, directory: Path, base: BaseModelRef) -> None:
+    """Copy an exported adapter's weights into an existing adapter of the same shape, scale and base.
+
+    Raises ValueError for one that does not fit, FileNotFoundError for a folder that holds none.
+    """
     from peft import set_peft_model_state_dict
+
+    manifest = AdapterManifest.model_validate_json((directory / MANIFEST_FILE).read_bytes())
+    if manifest.base_sha256 != base.sha256:
+        raise ValueError(
+            f"adapter {directory} belongs to the base model {manifest.base_model!r} with sha256 "
+            f"{manifest.base_sha256[:12]}..., this is {base.name!r} with {base.sha256[:12]}...: train on that base, or "
+            "start from an adapter of this one"
+        )
 
     stored = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
     asked: Any = model.peft_config[adapter_name_in_peft].to_dict()

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from negotiation.catalogue import NAMES, scenario_named
-from negotiation.deal_or_no_deal import DealOrNoDeal, Pool, remainder, splits
+from negotiation.deal_or_no_deal import OFFERED, DealOrNoDeal, Pool, remainder, splits
 from negotiation.moves import Move
 from negotiation.roles import Role
 from negotiation.scenario import Context
@@ -90,7 +90,8 @@ def _splits(context: Context, rng: random.Random) -> list[tuple[str, str]]:
     for _ in range(_QUESTIONS):
         share = rng.choice(list(splits(counts)))
         rest = remainder(counts, share)
-        asked = Move(kind="propose", arguments=tuple(map(str, share)))
+        offered = Move(kind=OFFERED, arguments=tuple(map(str, rest)))
         left = Move(kind="select", arguments=tuple(map(str, rest)))
-        exchanges.append((f"I would like {in_words(share)}. {asked}", f"{in_words(rest)}. {left}"))
+        asked = _perhaps_strange(f"I would like {in_words(share)}. {offered}", rng)
+        exchanges.append((asked, f"{in_words(rest)}. {left}"))
     return exchanges

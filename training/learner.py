@@ -96,7 +96,7 @@ class RoleLearner:
         assert isinstance(self.trainer.model, PeftModel), "GRPOTrainer wraps the model for its adapter"
         self.model: PeftModel = self.trainer.model
         if start is not None:
-            load_weights(self.model, "default", start)
+            load_weights(self.model, "default", start, base)
         self._check_trainable()
         self.start_sha256 = self.adapter_sha256()
 

@@ -106,6 +106,15 @@ class Price:
     peak_memory_bytes: int
     peak_gpu_memory_bytes: int
 
+    def lines(self) -> list[str]:
+        """For a person to read."""
+        tokens = [
+            f"{role}: {sampled:,} tokens sampled, {self.tokens_trained.get(role, 0):,} trained"
+            for role, sampled in self.tokens_sampled.items()
+        ]
+        phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.seconds.items())
+        return [*tokens, f"{self.dialogues:,} dialogues; {phases}; {self.peak_memory_bytes / 1e9:.2f} GB at most"]
+
     def figures(self) -> dict[str, float]:
         """All of it as flat numbers, by name."""
         return {

@@ -13,7 +13,6 @@ from training.methods import Method
 
 if TYPE_CHECKING:
     from pipelines.round_state import RoundResult
-    from training.records import Price
 
 
 def train(
@@ -56,13 +55,6 @@ def _print_result(result: RoundResult) -> None:
         typer.echo(f"{verdict.candidate}: {'promoted' if verdict.promoted else 'not promoted'}")
         for reason in verdict.reasons:
             typer.echo(f"  {reason}")
-    if result.price is not None:
-        _say_price(result.price)
+    for line in result.price.lines() if result.price is not None else ():
+        say(line)
     say(f"Report: {result.report}")
-
-
-def _say_price(price: Price) -> None:
-    for role, sampled in price.tokens_sampled.items():
-        say(f"{role}: {sampled:,} tokens sampled, {price.tokens_trained.get(role, 0):,} trained")
-    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in price.seconds.items())
-    say(f"{price.dialogues:,} dialogues; {phases}; {price.peak_memory_bytes / 1e9:.2f} GB at most")

@@ -115,3 +115,25 @@ def test_bad_values_are_refused(counts: list[int], values: list[int], message: s
     context = CONTEXT.model_copy(update={"public": {"counts": counts}, "views": {Role.AGENT: {"values": values}}})
     with pytest.raises(ScenarioError, match=message):
         SCENARIO.begin(context)
+
+
+def test_a_proposal_is_shown_to_the_other_side_as_its_own_share() -> None:
+    scenario = DealOrNoDeal()
+    context = scenario.generate(3)
+    counts = context.public["counts"]
+    share = (counts[0], 0, 1)
+    rest = [counts[0] - share[0], counts[1] - share[1], counts[2] - share[2]]
+    state = scenario.advance(
+        context, scenario.begin(context), context.first_speaker, f"All the books. [propose {share[0]} 0 1]"
+    )
+    assert state.turns[-1].shown == f"All the books. [yours {rest[0]} {rest[1]} {rest[2]}]"
+    assert str(state.standing) == f"[propose {share[0]} 0 1]"
+
+
+@pytest.mark.parametrize("text", ["Take it all. [yours 9 9 9]", "[propose 0 0 0] [yours 9 9 9]", "look [yours 1"])
+def test_a_side_can_not_write_the_tables_own_mark(text: str) -> None:
+    scenario = DealOrNoDeal()
+    context = scenario.generate(3)
+    state = scenario.advance(context, scenario.begin(context), context.first_speaker, text)
+    assert "yours 9" not in state.turns[-1].shown
+    assert state.standing is None

@@ -178,6 +178,7 @@ def new_cotraining(
         start: dict[Role, Path | None] | None = None,
         version: int = 2,
         progress: Callable[[RoundProgress], None] = lambda _: None,
+        output: Path | None = None,
         **settings: Any,
     ) -> Cotraining:
         scenario = scenario or GradedCalls()
@@ -188,7 +189,7 @@ def new_cotraining(
             scenario.generate,
             start or {},
             version,
-            tmp_path_factory.mktemp("run"),
+            output or tmp_path_factory.mktemp("run"),
             base,
             progress,
         )

@@ -50,7 +50,7 @@ def test_an_exported_adapter_loads_back_bit_for_bit(base: BaseModelRef, tmp_path
     model, other = model_with_adapter(base), model_with_adapter(base, spread=0.7)
     assert adapter_bytes(model) != adapter_bytes(other)
     export(model, base, tmp_path / "agent@7")
-    load_weights(other, "default", tmp_path / "agent@7")
+    load_weights(other, "default", tmp_path / "agent@7", base)
     assert adapter_bytes(model) == adapter_bytes(other)
     ids = torch.arange(20)[None]
     with torch.inference_mode():
@@ -111,7 +111,7 @@ def test_an_initial_adapter_changes_nothing_and_comes_from_its_seed(base: BaseMo
     assert all(torch.count_nonzero(t) == 0 for key, t in weights.items() if ".lora_B." in key)
     assert any(torch.count_nonzero(t) for key, t in weights.items() if ".lora_A." in key)
     model = get_peft_model(load_base(base), lora_config(SETTINGS))
-    load_weights(model, "default", tmp_path / "one")
+    load_weights(model, "default", tmp_path / "one", base)
     ids = torch.arange(20)[None]
     with torch.inference_mode(), model.disable_adapter():
         plain = model(input_ids=ids).logits
@@ -127,7 +127,9 @@ def test_a_base_model_that_is_not_what_it_says_is_refused(base: BaseModelRef) ->
 def test_weights_of_another_rank_do_not_load(base: BaseModelRef, tmp_path: Path) -> None:
     export(model_with_adapter(base), base, tmp_path / "agent@7")
     with pytest.raises(ValueError, match=r"its r is 4, the settings ask for 8"):
-        load_weights(model_with_adapter(base, AdapterSettings(rank=8, alpha=8)), "default", tmp_path / "agent@7")
+        load_weights(
+            model_with_adapter(base, AdapterSettings(rank=8, alpha=8)), "default", tmp_path / "agent@7", base
+        )
 
 
 @pytest.mark.parametrize("exported_has_more", [True, False])
@@ -138,11 +140,13 @@ def test_an_adapter_of_other_modules_does_not_load_by_halves(
     there, here = (SETTINGS, some) if exported_has_more else (some, SETTINGS)
     export(model_with_adapter(base, there), base, tmp_path / "agent@7")
     with pytest.raises(ValueError, match="does not fit: its target_modules"):
-        load_weights(model_with_adapter(base, here), "default", tmp_path / "agent@7")
+        load_weights(model_with_adapter(base, here), "default", tmp_path / "agent@7", base)
 
 
 def test_an_adapter_of_another_scale_does_not_load(base: BaseModelRef, tmp_path: Path) -> None:
     """Weights trained at alpha / rank 2 mean something else at 8, though every tensor fits."""
     export(model_with_adapter(base), base, tmp_path / "agent@7")
     with pytest.raises(ValueError, match=r"its lora_alpha is 8, the settings ask for 32"):
-        load_weights(model_with_adapter(base, AdapterSettings(rank=4, alpha=32)), "default", tmp_path / "agent@7")
+        load_weights(
+            model_with_adapter(base, AdapterSettings(rank=4, alpha=32)), "default", tmp_path / "agent@7", base
+        )
