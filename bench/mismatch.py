@@ -55,7 +55,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 LEAGUE = "bilateral+league"
 VARIANTS: dict[str, tuple[Method, dict[str, Any]]] = {
-    # Fewer joint groups; the agent's other partners, its counterpart's earlier selves among them, drawn by difficulty.
+    # Fewer joint groups; other partners, the counterpart's earlier selves among them, are drawn by difficulty.
     LEAGUE: (Method.BILATERAL, {"joint_share": 0.25, "league_every": 3, "league_size": 2, "league_power": 2.0}),
 }
 MAIN = (Method.UNILATERAL_FROZEN, Method.UNILATERAL_SCRIPTED, Method.BILATERAL, Method.SELF_PLAY)

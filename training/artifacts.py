@@ -114,8 +114,8 @@ def load_weights(model: PeftModel, adapter_name_in_peft: str, directory: Path, b
     if manifest.base_sha256 != base.sha256:
         raise ValueError(
             f"adapter {directory} belongs to the base model {manifest.base_model!r} with sha256 "
-            f"{manifest.base_sha256[:12]}..., this is {base.name!r} with {base.sha256[:12]}...: train on that base, or "
-            "start from an adapter of this one"
+            f"{manifest.base_sha256[:12]}..., this is {base.name!r} with {base.sha256[:12]}...: train on that base, "
+            "or start from an adapter of this one"
         )
 
     stored = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))

@@ -107,6 +107,8 @@ class Cotraining:
         """
         names = {role: AdapterName(role=role, version=self.version) for role in self.plan.learning}
         checkpoint = self._checkpoints.latest()
+        # All processes must have looked before the first writes one.
+        self._accelerator.wait_for_everyone()
         if checkpoint is None:
             for directory in (self.output / str(name) for name in names.values()):
                 # Found out at the end, it would cost the whole run.

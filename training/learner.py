@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import PeftModel
 from transformers import (
@@ -173,12 +174,13 @@ class RoleLearner:
         if len(views) != len(prompts):
             raise TrainingHalted(f"{len(prompts)} dialogues were asked for, {len(views)} came back")
         advantages = self._advantages(groups, views)
-        size = self.settings.group_size
-        self._dead_share = dead_share(advantages, size)
-        self._own_tokens = sum(sum(view.env_mask) for view in views) / len(views)
-        self._step_tokens = sum(
-            sum(view.env_mask) for view, advantage in zip(views, advantages, strict=True) if advantage is not None
-        )
+        own = [sum(view.env_mask) for view in views]
+        trained = sum(n for n, advantage in zip(own, advantages, strict=True) if advantage is not None)
+        dead = dead_share(advantages, self.settings.group_size)
+        # All processes have equally many dialogues, so that means of their means are means.
+        parts = gather_object([(dead, sum(own) / len(own), trained)])
+        self._dead_share, self._own_tokens = (sum(part[n] for part in parts) / len(parts) for n in (0, 1))
+        self._step_tokens = sum(part[2] for part in parts)
         self.tokens_trained += self._step_tokens
         self.trainer.step_advantages = [
             _by_turn(advantage or 0.0, view.env_mask, self.settings.per_turn_credit)

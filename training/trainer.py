@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
@@ -52,7 +53,10 @@ class RoleTrainer(GRPOTrainer):
         if self._step % parts == 0:
             whole = self._generate_and_score_completions(generation_batch)
             self._parts = split_tensor_dict(_by_length(whole), parts)
-        inputs = _trimmed(self._parts[self._step % parts])
+        part = self._parts[self._step % parts]
+        # TRL gathers rows: every process must keep equally many, and at least one to take part with.
+        rows = max([1, *gather_object([int(_own(part).any(1).sum())])])
+        inputs = _trimmed(part, rows)
         inputs["old_per_token_logps"] = inputs["sampling_per_token_logps"]
         inputs["ref_per_token_logps"] = self._reference(inputs)
         return inputs
@@ -97,12 +101,10 @@ def _by_length(batch: Batch) -> Batch:
     return {key: value[order] if _has_rows(value, len(order)) else value for key, value in batch.items()}
 
 
-def _trimmed(batch: Batch) -> Batch:
-    """Without common padding and the dialogues that teach nothing; one stays, so that every process takes part."""
-    live = _own(batch).any(1)
-    if not live.any():
-        live[0] = True
-    kept = {key: value[live] if _has_rows(value, len(live)) else value for key, value in batch.items()}
+def _trimmed(batch: Batch, rows: int) -> Batch:
+    """The first ``rows`` dialogues (those that teach something come first), without their common padding."""
+    size = len(batch["prompt_ids"])
+    kept = {key: value[:rows] if _has_rows(value, size) else value for key, value in batch.items()}
     prompt = int(kept["prompt_mask"].sum(1).max())
     completion = int(kept["completion_mask"].sum(1).max())
     for key in ("prompt_ids", "prompt_mask"):

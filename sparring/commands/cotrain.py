@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 def cotrain(
-    output: Annotated[
-        Path, typer.Option(help="Folder for adapters and checkpoints; the same command goes on there.")
-    ],
+    output: Annotated[Path, typer.Option(help="Folder for adapters and checkpoints.")],
     method: Annotated[
         Method | None, typer.Option(help="Who learns, and against whom (default: as configured, bilateral).")
     ] = None,
@@ -41,9 +39,7 @@ def cotrain(
     ] = None,
     contexts: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="Deal-or-NoDeal scenarios to train on, in contexts.txt format."
-        ),
+        typer.Option(exists=True, dir_okay=False, help="Deal-or-NoDeal scenarios, in contexts.txt format."),
     ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,

@@ -28,8 +28,9 @@ INSTRUCTIONS = {
     "the other side's offer on the table, or [quit] to end the call. Never write two moves.",
     DealOrNoDeal.name: _STYLE
     + "which alone binds you: [propose BOOKS HATS BALLS] with the numbers you take yourself, [agree] to take the "
-    "other side's proposal (its [yours BOOKS HATS BALLS] is what it leaves to you), or [quit] to leave. Once a side has agreed, answer with [select BOOKS HATS BALLS] only, "
-    "your own numbers in the split that was agreed, or [select none]. Never write two moves.",
+    "other side's proposal (its [yours BOOKS HATS BALLS] is what it leaves to you), or [quit] to leave. Once a side "
+    "has agreed, answer with [select BOOKS HATS BALLS] only, your own numbers in the split that was agreed, or "
+    "[select none]. Never write two moves.",
 }
 """How the moves of each scenario are written, for a model that was never trained on them."""
 _OPENING = "(The other side is listening. You speak first.)"

@@ -1,4 +1,4 @@
-"""Each way in which a run goes wrong is seen, named with its figures and the limit, and a healthy run is left alone."""
+"""Each way in which a run goes wrong is seen and named with its figures; a healthy run is left alone."""
 
 from __future__ import annotations
 

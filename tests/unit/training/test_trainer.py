@@ -1,4 +1,4 @@
-"""What the trainer changes about TRL's: importance against the engine, no work on what teaches nothing, per-turn credit."""
+"""What differs from TRL's trainer: importance against the engine, no idle work, credit by turn."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def loss_at(learner: RoleLearner, inputs: dict[str, Any], logps: torch.Tensor) -
 def test_importance_is_taken_against_the_engine_and_truncated_token_by_token(
     base: BaseModelRef, tiny_settings: New, tmp_path: Path
 ) -> None:
-    """The gradient of a token is its ratio times its advantage, up to the cap; the clip ends what would go further."""
+    """A token's gradient is its ratio times its advantage, up to the cap; the clip ends what would go further."""
     learner, [inputs] = learn(
         [view(1, 0.9), view(2, 0.1)],
         base,
