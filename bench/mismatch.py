@@ -15,6 +15,7 @@ two hours on two cores), or with ``--quick`` (minutes; one seed, two methods: sh
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -49,6 +50,21 @@ HELD_OUT_SEED = 2_000_000_000_000
 """Scenarios of the evaluation; training draws far under it."""
 SPAN = 1_000_000
 WARM_START = "warm-start"
+KEPT = (
+    "seed",
+    "opponent",
+    "success",
+    "agreed",
+    "own_reward",
+    "other_reward",
+    "own_points",
+    "pareto_optimal",
+    "turns",
+    "tokens",
+    "blocked_offers",
+    "injected",
+)
+"""What is kept of an episode."""
 SHAPES: dict[str, dict[str, int]] = {
     "telesales": {"steps": 12, "scenarios_per_step": 8, "group_size": 8},
     "deal-or-no-deal": {"steps": 10, "scenarios_per_step": 8, "group_size": 6},
@@ -58,8 +74,8 @@ VARIANTS: dict[str, tuple[Method, dict[str, Any]]] = {
     # Fewer joint groups; other partners, the counterpart's earlier selves among them, are drawn by difficulty.
     LEAGUE: (Method.BILATERAL, {"joint_share": 0.25, "league_every": 3, "league_size": 2, "league_power": 2.0}),
 }
-MAIN = (Method.UNILATERAL_FROZEN, Method.UNILATERAL_SCRIPTED, Method.BILATERAL, Method.SELF_PLAY)
-"""Run for every seed before the ablations begin."""
+MAIN = (Method.UNILATERAL_FROZEN, Method.UNILATERAL_SCRIPTED, Method.BILATERAL)
+"""Run for every seed before the others begin."""
 APART_SHARE = 3
 """Everything but the held-out families, partner and warm start is played on a third of the scenarios."""
 QUICK = {"steps": 2, "scenarios_per_step": 2, "group_size": 4}
@@ -117,12 +133,23 @@ def mismatch(
         task = progress.add_task("training and judging", total=len(jobs), completed=len(jobs) - len(waiting), note="")
         for job in pool.map(lambda job: _in_process(work, job, options), waiting):
             progress.update(task, advance=1, note=job.name)
-    results = {job: json.loads(_result_file(work, job).read_text(encoding="utf-8")) for job in jobs}
-    write_report({(job.scenario, job.method, job.seed): result for job, result in results.items()}, output, console)
+    results = {(job.scenario, job.method, job.seed): _read(_result_file(work, job)) for job in jobs}
+    write_report(results, output, console)
 
 
 def _result_file(work: Path, job: Job) -> Path:
-    return work / f"{job.name}.json"
+    return work / f"{job.name}.json.gz"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A result, its episodes as rows again."""
+    result: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()))
+    tables: dict[str, dict[str, list[Any]]] = result["episodes"]
+    result["episodes"] = {
+        name: [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+        for name, table in tables.items()
+    }
+    return result
 
 
 def _in_process(work: Path, job: Job, options: dict[str, Any]) -> Job:
@@ -166,25 +193,31 @@ def run_job(job: Job, work: Path, scenarios: int, quick: bool, changes: dict[str
                 lambda at: print(at.step, at.metrics[Role.AGENT], flush=True),
             )
             result["price"] = asdict(trained.price)
-            result["curves"] = trained.metrics
+            shown = ("success", "agreement", "reward", "kl", "entropy", "base_nll", "zero_variance_groups")
+            result["curves"] = {
+                role: {name: [round(row[name], 4) for row in rows] for name in shown}
+                for role, rows in trained.metrics.items()
+            }
             for directory in trained.adapters.values():
                 engine.load_adapter(directory.name, directory)
             agent = trained.adapters[Role.AGENT].name
             if Role.COUNTERPART in trained.adapters:
                 counterpart = trained.adapters[Role.COUNTERPART].name
         began = time.monotonic()
+        result["base_sha256"] = model.sha256
         result["episodes"] = _judge(engine, job, agent, counterpart, scenarios)
         result["evaluation_seconds"] = time.monotonic() - began
     finally:
         engine.close()
     target = _result_file(work, job)
     partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps(result), encoding="utf-8")
+    # No time in the archive: the same result is the same file.
+    partial.write_bytes(gzip.compress(json.dumps(result).encode(), mtime=0))
     partial.rename(target)
 
 
-def _judge(engine: Any, job: Job, agent: str, counterpart: str, scenarios: int) -> dict[str, list[dict[str, Any]]]:
-    """Episodes by what the agent was played against."""
+def _judge(engine: Any, job: Job, agent: str, counterpart: str, scenarios: int) -> dict[str, dict[str, list[Any]]]:
+    """Episodes by what the agent was played against, as columns."""
     scenario = scenario_named(job.scenario)
     # The same scenarios for every seed and method: all differences are then paired.
     whole, part = (range(HELD_OUT_SEED, HELD_OUT_SEED + n) for n in (scenarios, max(2, scenarios // APART_SHARE)))
@@ -196,8 +229,8 @@ def _judge(engine: Any, job: Job, agent: str, counterpart: str, scenarios: int) 
     if counterpart != BASE:
         opponents["own_counterpart"] = (ModelPlayer(counterpart),)
 
-    def played(result: EvaluationResult) -> list[dict[str, Any]]:
-        return [asdict(episode) for episode in result.episodes]
+    def played(result: EvaluationResult) -> dict[str, list[Any]]:
+        return {field: [getattr(episode, field) for episode in result.episodes] for field in KEPT}
 
     found = {
         name: played(

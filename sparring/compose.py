@@ -81,12 +81,16 @@ def _fresh_adapter(settings: Settings, model: ResolvedModel) -> Callable[[Adapte
 
 def open_engine(settings: Settings, model: ResolvedModel, *, training: bool = False) -> InProcessEngine:
     """The in-process engine with the base model loaded, sized to serve or to play rollouts. The caller closes it."""
+    import torch
+
     from serving.engines.in_process import InProcessEngine
 
     engine = settings.serving.engine
+    wanted = settings.training.device if training else "cpu"
     return InProcessEngine(
         model.path,
         model.sha256,
+        device="cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu",
         max_adapters=engine.max_adapters,
         max_batch=TRAINING_BATCH if training else engine.max_batch,
         threads=settings.training.threads if training else engine.threads,
