@@ -55,7 +55,10 @@ Dialogues = dict[Group, list[Dialogue]]
 
 
 class Cotraining:
-    """One run. ``contexts(index)`` gives the index-th training scenario; ``start`` the adapters to go on from."""
+    """One run. ``contexts(index)`` gives the index-th training scenario; ``start`` the adapters to go on from.
+
+    ``frozen`` are counterparts that never learn and are met along with the scripted ones.
+    """
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Cotraining:
         output: Path,
         base: BaseModelRef,
         progress: Callable[[RoundProgress], None],
+        frozen: Sequence[Path] = (),
     ) -> None:
         self.settings, self.engine, self.scenario = settings, engine, scenario
         self.version, self.output, self.progress = version, output, progress
@@ -77,7 +81,7 @@ class Cotraining:
         torch.set_num_threads(settings.threads)
         self._sampling = Sampling(max_tokens=settings.max_message_tokens, temperature=1.0)
         self._seating = Seating(settings, self.plan, contexts)
-        self._partners = Partners(settings, self.plan, scenario.name, start.get(Role.COUNTERPART), version, output)
+        self._partners = Partners(settings, self.plan, scenario.name, start.get(Role.COUNTERPART), output, frozen)
         self._rendezvous: Rendezvous[Sequence[Group], list[TrainingView]] = Rendezvous(
             tuple(roles[0] for roles in self.plan.adapters), self._joint_rollout
         )
@@ -276,11 +280,13 @@ def cotrain(
     output: Path,
     base: BaseModelRef,
     progress: Callable[[RoundProgress], None],
+    frozen: Sequence[Path] = (),
 ) -> CotrainResult:
     """Train the method's roles for ``settings.steps`` steps and export ``agent@version`` and ``counterpart@version``.
 
     ``output`` receives one folder per adapter, each learner's own working folder and the checkpoints; the same call
-    goes on with an interrupted run. Raises TrainingHalted, RolloutFailed, CheckpointMismatch, FileExistsError,
-    ValueError (settings that do not fit together, a base model that is not what it says).
+    goes on with an interrupted run. ``frozen`` counterparts' adapters join the agent's partners. Raises
+    TrainingHalted, RolloutFailed, CheckpointMismatch, FileExistsError, ValueError (settings that do not fit together,
+    a base model or an adapter that is not what it says).
     """
-    return Cotraining(settings, engine, scenario, contexts, start, version, output, base, progress).run()
+    return Cotraining(settings, engine, scenario, contexts, start, version, output, base, progress, frozen).run()

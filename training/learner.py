@@ -16,13 +16,12 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import PeftModel
@@ -34,13 +33,13 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from trl import GRPOConfig
 
 from negotiation.adapter import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, AdapterName
 from negotiation.roles import Role
 from training.advantages import GroupRelative, RunningBaseline, dead_share
 from training.artifacts import BaseModelRef, export_adapter, file_sha256, load_base, load_weights, lora_config
 from training.config import TrainingSettings
+from training.grpo import group_prompts, grpo_arguments
 from training.records import UpdateMetrics
 from training.trainer import RoleTrainer
 from training.views import TrainingView
@@ -86,11 +85,11 @@ class RoleLearner:
             model=load_base(base),
             processing_class=AutoTokenizer.from_pretrained(base.path),
             reward_funcs=own_reward,
-            train_dataset=Dataset.from_dict({"prompt": list(_prompts(settings, self.plays))}),
+            train_dataset=Dataset.from_dict({"prompt": list(group_prompts(settings, self.plays))}),
             peft_config=lora_config(settings.adapter),
             rollout_func=self._rollout,
             callbacks=[_Logs(self._on_log)],
-            args=_arguments(settings, role, len(self.plays), output),
+            args=grpo_arguments(settings, role, len(self.plays), output),
         )
         # Progress is reported by ``report``; the trainer would print every step's logs besides.
         self.trainer.remove_callback(PrinterCallback)
@@ -248,13 +247,6 @@ class RoleLearner:
             raise TrainingHalted(f"the {self.role} would train {names[:3]}: only its own LoRA weights may")
 
 
-def _prompts(settings: TrainingSettings, plays: tuple[Role, ...]) -> Iterator[str]:
-    """What the trainer's dataset holds in place of prompts: whose dialogue, in which scenario."""
-    for index in range(settings.steps * settings.scenarios_per_step):
-        for role in plays:
-            yield f"{role}:{index}"
-
-
 def _by_turn(advantage: float, own: Sequence[int], discount: float) -> list[float]:
     """The advantage at every token, times ``discount`` for each own turn between it and the last."""
     if discount == 1:
@@ -267,57 +259,6 @@ def _by_turn(advantage: float, own: Sequence[int], discount: float) -> list[floa
             turns += 1
         inside = bool(own[place])
     return found
-
-
-def _arguments(settings: TrainingSettings, role: Role, roles: int, output: Path) -> GRPOConfig:
-    learner = settings.learner(role)
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "training.device is 'cuda', but torch finds no GPU here: install a CUDA build of torch on a machine with "
-            "an NVIDIA GPU, or set training.device to 'auto' or 'cpu'"
-        )
-    use_cpu = settings.device == "cpu" or not torch.cuda.is_available()
-    processes = PartialState(cpu=use_cpu).num_processes
-    share, rest = divmod(settings.dialogues_per_step * roles, processes)
-    if rest or share % (settings.group_size * roles):
-        raise ValueError(
-            f"{settings.scenarios_per_step} scenarios_per_step do not divide among {processes} processes: choose a "
-            f"multiple of {processes}"
-        )
-    micro = forward_batch(share, settings.micro_batch)
-    return GRPOConfig(
-        output_dir=str(output),
-        seed=settings.seed,
-        max_steps=settings.steps,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=share // micro,
-        num_generations=settings.group_size,
-        max_completion_length=1_000_000,
-        learning_rate=learner.learning_rate,
-        lr_scheduler_type="linear",
-        max_grad_norm=learner.max_grad_norm,
-        beta=learner.kl_coefficient,
-        epsilon=learner.clip_range,
-        delta=learner.importance_cap,
-        loss_type="dapo",
-        scale_rewards="group",
-        temperature=1.0,
-        shuffle_dataset=False,
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=use_cpu,
-        save_strategy="no",
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        ddp_find_unused_parameters=False,
-    )
-
-
-def forward_batch(dialogues: int, bound: int) -> int:
-    """Dialogues per forward pass: the largest equal share of a step's that stays within ``bound`` (0: all)."""
-    return max(size for size in range(1, min(dialogues, bound or dialogues) + 1) if dialogues % size == 0)
 
 
 def own_reward(own_reward: list[float | None], **_: Any) -> list[float | None]:

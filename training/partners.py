@@ -1,23 +1,24 @@
 """The partners who do not learn: scripted training families, frozen copies of the counterpart, the frozen start.
 
-The agent's partners may be drawn by how badly it does against them, from a league of scripted families and of the
-counterpart's own earlier selves (prioritised fictitious self-play; Vinyals et al. 2019). Validation counterparts,
-whom nobody trains against, are here too: they show whether a run goes wrong, and judge nothing.
+Frozen counterparts may also be given: those of earlier rounds, or warm starts of other seeds. The agent's partners
+may be drawn by how badly it does against them, from a league of scripted families and of the counterpart's own
+earlier selves (prioritised fictitious self-play; Vinyals et al. 2019). Validation counterparts, whom nobody trains
+against, are here too: they show whether a run goes wrong, and judge nothing.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from negotiation.adapter import MANIFEST_FILE, AdapterManifest
+from negotiation.adapter import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest
 from negotiation.generation import BASE, Engine, Sampling
 from negotiation.roles import Role
 from negotiation.scenario import Context, Scenario
-from training.artifacts import BaseModelRef
+from training.artifacts import BaseModelRef, file_sha256
 from training.config import TrainingSettings
 from training.counterparts import Negotiator, negotiators
 from training.counterparts.pool import League, PoolMember
@@ -35,30 +36,35 @@ class Partners:
         plan: MethodPlan,
         scenario: str,
         counterpart: Path | None,
-        version: int,
         output: Path,
+        frozen: Sequence[Path] = (),
     ) -> None:
         self.settings, self.plan, self.scenario = settings, plan, scenario
         self.adapters: dict[str, Path] = {}
+        self._copies: list[str] = []
         self._folder = output / "league"
         self._only: str | None = None
         if plan.partner == "frozen":
             self._only = BASE
             if counterpart is not None:
-                manifest = AdapterManifest.model_validate_json((counterpart / MANIFEST_FILE).read_bytes())
-                self._only = manifest.name
-                self.adapters[manifest.name] = counterpart
-        self._league: League | None = None
-        if settings.league_every and plan.partner == "mixed":
-            scripted = negotiators(scenario, Role.COUNTERPART, "train")
-            self._league = League(
-                [PoolMember(n.name, n.family, settings.seed, "scripted") for n in scripted],
-                power=settings.league_power,
+                self._only = _name(counterpart)
+                self.adapters[self._only] = counterpart
+        if frozen and plan.partner != "mixed":
+            raise ValueError(
+                f"{settings.method} has no pool for frozen partners to join: give none, or use bilateral"
             )
+        self._league: League | None = None
+        if (settings.league_every or frozen) and plan.partner == "mixed":
+            self.adapters |= {_name(folder): folder for folder in frozen}
+            scripted = negotiators(scenario, Role.COUNTERPART, "train")
+            members = [PoolMember(n.name, n.family, settings.seed, "scripted") for n in scripted]
+            members += [PoolMember(name, "frozen", settings.seed, "adapter") for name in self.adapters]
+            self._league = League(members, power=settings.league_power)
 
     def identity(self, base: BaseModelRef) -> object:
         """What tells these partners from others, for the run's fingerprint."""
-        return {"only": self._only, "base": base.sha256}
+        weights = {name: file_sha256(folder / WEIGHTS_FILE) for name, folder in self.adapters.items()}
+        return {"only": self._only, "base": base.sha256, "adapters": weights}
 
     def draw(self, role: Role, rng: random.Random) -> Player:
         """Somebody for the chair opposite ``role``."""
@@ -83,15 +89,17 @@ class Partners:
 
     def after_step(self, step: int, counterpart: Path | None) -> None:
         """Every so many steps the counterpart as it was in this one joins the league; the oldest copy leaves."""
-        if self._league is None or counterpart is None or (step + 1) % self.settings.league_every:
+        every = self.settings.league_every
+        if self._league is None or counterpart is None or not every or (step + 1) % every:
             return
         copy = self._folder / counterpart.name
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(counterpart, copy)
         self.adapters[copy.name] = copy
+        self._copies.append(copy.name)
         self._league.add(PoolMember(copy.name, "league", self.settings.seed, "adapter"))
-        while len(self.adapters) > self.settings.league_size:
-            oldest = next(iter(self.adapters))
+        while len(self._copies) > self.settings.league_size:
+            oldest = self._copies.pop(0)
             self._league.remove(oldest)
             shutil.rmtree(self.adapters.pop(oldest), ignore_errors=True)
 
@@ -118,9 +126,14 @@ class Partners:
         return sum(dialogue.outcome.success for dialogue in dialogues) / len(dialogues)
 
     def state(self) -> dict[str, Any]:
-        return {"copies": list(self.adapters), "league": None if self._league is None else self._league.state_dict()}
+        return {"copies": self._copies, "league": None if self._league is None else self._league.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if self._league is not None:
-            self.adapters = {name: self._folder / name for name in state["copies"]}
+            self._copies = list(state["copies"])
+            self.adapters |= {name: self._folder / name for name in self._copies}
             self._league.load_state_dict(state["league"])
+
+
+def _name(adapter: Path) -> str:
+    return AdapterManifest.model_validate_json((adapter / MANIFEST_FILE).read_bytes()).name

@@ -62,7 +62,7 @@ class WarmStartSettings(BaseModel):
     drill_share: float = Field(0.5, ge=0, lt=1, description="Share of drills in the batches of the first half.")
     matrix_learning_rate: float = Field(0.02, gt=0, description="Peak learning rate of Muon, cosine schedule.")
     other_learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW, cosine schedule.")
-    threads: int = Field(2, ge=1, description="Torch threads.")
+    threads: int = Field(1, ge=1, description="Torch threads; the weights depend on it.")
     size: ModelSize = ModelSize()
 
 

@@ -37,6 +37,10 @@ def cotrain(
     start_counterpart: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="The counterpart's adapter to go on from.")
     ] = None,
+    partner: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, file_okay=False, help="A frozen counterpart's adapter to meet too (repeat)."),
+    ] = None,
     contexts: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Deal-or-NoDeal scenarios, in contexts.txt format."),
@@ -59,7 +63,7 @@ def cotrain(
     start = {Role.AGENT: start_agent, Role.COUNTERPART: start_counterpart}
     drawn = _contexts(chosen, contexts, settings.training.seed)
     try:
-        result = _train(settings, chosen, drawn, start, version, output)
+        result = _train(settings, chosen, drawn, start, version, output, partner or [])
     except TrainingHalted as error:
         raise RefusedError(str(error)) from error
     except (CheckpointMismatch, FileExistsError, ValueError) as error:
@@ -99,6 +103,7 @@ def _train(
     start: dict[Role, Path | None],
     version: int,
     output: Path,
+    frozen: list[Path],
 ) -> CotrainResult | None:
     """The result, or None in a process that is not the first of several."""
     from accelerate import PartialState
@@ -128,6 +133,7 @@ def _train(
                 output,
                 base_reference(model),
                 show,
+                frozen,
             )
     finally:
         engine.close()

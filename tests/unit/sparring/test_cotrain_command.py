@@ -75,11 +75,11 @@ def test_a_method_that_is_none_is_named(tmp_path: Path) -> None:
 
 def test_scenarios_that_do_not_divide_among_the_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from training.config import TrainingSettings
-    from training.learner import _arguments
+    from training.grpo import grpo_arguments
 
     class Two:
         num_processes = 2
 
-    monkeypatch.setattr("training.learner.PartialState", lambda cpu: Two())
+    monkeypatch.setattr("training.grpo.PartialState", lambda cpu: Two())
     with pytest.raises(ValueError, match="3 scenarios_per_step do not divide among 2 processes: choose"):
-        _arguments(TrainingSettings(scenarios_per_step=3), Role.AGENT, 1, Path("unused"))
+        grpo_arguments(TrainingSettings(scenarios_per_step=3), Role.AGENT, 1, Path("unused"))

@@ -179,6 +179,7 @@ def new_cotraining(
         version: int = 2,
         progress: Callable[[RoundProgress], None] = lambda _: None,
         output: Path | None = None,
+        frozen: Sequence[Path] = (),
         **settings: Any,
     ) -> Cotraining:
         scenario = scenario or GradedCalls()
@@ -192,6 +193,7 @@ def new_cotraining(
             output or tmp_path_factory.mktemp("run"),
             base,
             progress,
+            frozen,
         )
 
     return new

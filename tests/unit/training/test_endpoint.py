@@ -157,7 +157,9 @@ def test_it_sees_of_the_other_side_what_was_shown_and_of_itself_what_it_wrote(se
     assert "Nearly free" not in json.dumps(server.requests)
     deal, state = opened("deal-or-no-deal", Role.AGENT, "[propose 1 0 0]", "[agree]", "[select 1 0 0]")
     endpoint(server).reply(deal, state, random.Random(1))
-    assert [m["content"] for m in server.requests[1]["messages"][1:]] == ["[propose 1 0 0]", "[agree]", "[selection]"]
+    books, hats, balls = deal.public["counts"]
+    heard = [m["content"] for m in server.requests[1]["messages"][1:]]
+    assert heard == [f"[yours {books - 1} {hats} {balls}]", "[agree]", "[selection]"]
 
 
 def test_the_seed_is_the_dialogues_own(server: ChatServer) -> None:

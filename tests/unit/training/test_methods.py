@@ -131,6 +131,26 @@ def test_rule_1_a_unilateral_run_has_no_counterpart_to_change(runs: dict[Method,
         assert load_file(result.adapters[Role.AGENT] / WEIGHTS_FILE)
 
 
+def test_frozen_counterparts_that_are_given_are_met_and_learn_nothing(
+    new_cotraining: New, new_engine: New, spy_on: New, base: BaseModelRef, tmp_path: Path
+) -> None:
+    folders = []
+    for version in (7, 8):
+        name = AdapterName(role=Role.COUNTERPART, version=version)
+        initialise_adapter(base, name, AdapterSettings(rank=4, alpha=8), version, tmp_path / str(name))
+        folders.append(tmp_path / str(name))
+    before, engine = [digest(folder) for folder in folders], spy_on(new_engine())
+    options = {"joint_share": 0.0, "scenarios_per_step": 12, "league_power": 0.0}
+    new_cotraining(engine=engine, frozen=folders, **options).run()
+    assert {"counterpart@7", "counterpart@8"} <= {request.adapter for request, _ in engine.calls}
+    assert [digest(folder) for folder in folders] == before
+
+
+def test_frozen_partners_of_a_method_without_a_pool_are_refused(new_cotraining: New, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="self-play has no pool for frozen partners to join"):
+        new_cotraining(method=Method.SELF_PLAY, frozen=[tmp_path])
+
+
 def test_a_league_lets_earlier_counterparts_play_and_keeps_no_more_than_asked(
     new_cotraining: New, new_engine: New, spy_on: New
 ) -> None:
