@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -165,6 +165,11 @@ def _in_process(work: Path, job: Job, options: dict[str, Any]) -> Job:
 
 def run_job(job: Job, work: Path, scenarios: int, quick: bool, changes: dict[str, Any]) -> None:
     """Train (unless it is the warm start), judge, and write the result down in one rename."""
+    first = _result_file(work, replace(job, seed=1))
+    if job.method == WARM_START and job.seed > 1 and first.exists():
+        # Nothing is trained and the scenarios are the same for every seed: so is the result.
+        _result_file(work, job).write_bytes(first.read_bytes())
+        return
     loaded = load_settings(None)
     shape = QUICK if quick else SHAPES[job.scenario]
     health = {**loaded.training.health.model_dump(), "action": "warn"}

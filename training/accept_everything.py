@@ -11,12 +11,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from negotiation.deal_or_no_deal import DealOrNoDeal, Pool, read_share, remainder
-from negotiation.moves import Move
+from negotiation.deal_or_no_deal import DealOrNoDeal
 from negotiation.roles import Role
 from negotiation.scenario import Context, NegotiationState
 from negotiation.telesales import Stock, VehicleTelesales, offer
 from training.counterparts import Negotiator
+from training.counterparts.deal_negotiators import state_split
 
 NAME = "accept-everything"
 
@@ -55,19 +55,10 @@ class AcceptingSplitter:
 
     def reply(self, context: Context, state: NegotiationState, rng: random.Random) -> str:
         if any(turn.move is not None and turn.move.kind == "agree" for turn in state.turns):
-            return self._state_split(context, state)
+            return state_split(context, state, self.role)
         if state.standing is None:
             return "Take it all. [propose 0 0 0]"
         return "As you like." if state.standing_by is self.role else "Yes. [agree]"
-
-    def _state_split(self, context: Context, state: NegotiationState) -> str:
-        if state.standing is None:
-            return "[select none]"
-        counts = Pool.model_validate(context.public).counts
-        share = read_share(state.standing, counts)
-        if state.standing_by is not self.role:
-            share = remainder(counts, share)
-        return str(Move(kind="select", arguments=tuple(map(str, share))))
 
 
 def accept_everything(scenario: str, role: Role) -> Negotiator:

@@ -32,17 +32,15 @@ from negotiation.transcript import ChatFormat, Transcript
 from training.base_model import ModelSize, create_model, save_model, train_tokenizer
 from training.counterparts import negotiators
 from training.drills import drill
+from training.supervised import IGNORED, Row, own_row
 from training.wording import strange
 
 DIGEST_FILE = "model.sha256"
 REPORT_FILE = "build.json"
 _SEED_SPAN = 10_000_000
-_IGNORED = -100
 _WARM_UP_STEPS = 40
 _REPORT_EVERY = 10
 _COPIED = 24
-
-Row = tuple[list[int], list[int]]
 
 
 class WarmStartSettings(BaseModel):
@@ -210,14 +208,14 @@ class _Batches:
                 self._shuffle()
             chosen.append(self.rows[self.order.pop()])
         ids = pad_sequence([torch.tensor(row[0]) for row in chosen], batch_first=True, padding_value=self.pad)
-        labels = pad_sequence([torch.tensor(row[1]) for row in chosen], batch_first=True, padding_value=_IGNORED)
+        labels = pad_sequence([torch.tensor(row[1]) for row in chosen], batch_first=True, padding_value=IGNORED)
         return ids, labels
 
     def _copies(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Random tokens, twice over: the cheapest text from which to learn to copy (Olsson et al. 2022)."""
         rows = [self.rng.choices(range(self.vocabulary), k=_COPIED) for _ in range(size)]
         once = torch.tensor(rows)
-        return once.repeat(1, 2), torch.cat([torch.full_like(once, _IGNORED), once], 1)
+        return once.repeat(1, 2), torch.cat([torch.full_like(once, IGNORED), once], 1)
 
     def _shuffle(self) -> None:
         size = self.settings.batch_size
@@ -236,11 +234,7 @@ class _Batches:
         for question, answer in one.exchanges:
             transcript.hear(question)
             _recite(transcript, answer)
-        return transcript.ids, _own_labels(transcript)
-
-
-def _own_labels(transcript: Transcript) -> list[int]:
-    return [t if own else _IGNORED for t, own in zip(transcript.ids, transcript.sampled, strict=True)]
+        return own_row(transcript)
 
 
 def _recite(transcript: Transcript, text: str) -> None:
@@ -270,9 +264,9 @@ def _rows(
             if not any(view.sampled) or len(view.ids) > settings.size.context_length:
                 continue
             if reworded:
-                labels = _own_labels(view)
+                _, labels = own_row(view)
             else:
                 said = len(chat.opening(view.system_prompt)) - 1
-                labels = [_IGNORED] * said + view.ids[said:]
+                labels = [IGNORED] * said + view.ids[said:]
             rows.append((view.ids, labels))
     return rows

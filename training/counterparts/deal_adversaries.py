@@ -19,6 +19,7 @@ from training.counterparts.deal_negotiators import (
     in_words,
     proposal,
     read_table,
+    state_split,
 )
 from training.counterparts.negotiator import temper
 
@@ -75,7 +76,7 @@ class FalseAgreement(GreedyPlayer):
 
     def reply(self, context: Context, state: NegotiationState, rng: random.Random) -> str:
         if any(turn.move is not None and turn.move.kind == "agree" for turn in state.turns):
-            return self.state_split(context, state)
+            return state_split(context, state, self.role)
         table = read_table(context, state, self.role)
         traits = temper(self.name, context, self.role)
         if (
@@ -134,7 +135,7 @@ class Staller(GreedyPlayer):
 
     def reply(self, context: Context, state: NegotiationState, rng: random.Random) -> str:
         if any(turn.move is not None and turn.move.kind == "agree" for turn in state.turns):
-            return self.state_split(context, state)
+            return state_split(context, state, self.role)
         return self.line(state, read_table(context, state, self.role).counts)
 
 

@@ -80,7 +80,7 @@ class DealPlayer(ABC):
 
     def reply(self, context: Context, state: NegotiationState, rng: random.Random) -> str:
         if any(turn.move is not None and turn.move.kind == "agree" for turn in state.turns):
-            return self.state_split(context, state)
+            return state_split(context, state, self.role)
         table = read_table(context, state, self.role)
         received = table.received
         traits = temper(self.name, context, self.role)
@@ -92,15 +92,16 @@ class DealPlayer(ABC):
         words = rng.choice(self.wording.propose).format(items=in_words(share))
         return f"{words} {proposal(share)}"
 
-    def state_split(self, context: Context, state: NegotiationState) -> str:
-        """Talk is over: our share of what was last proposed, stated honestly."""
-        if state.standing is None:
-            return "[select none]"
-        counts = Pool.model_validate(context.public).counts
-        share = read_share(state.standing, counts)
-        if state.standing_by is not self.role:
-            share = remainder(counts, share)
-        return str(Move(kind="select", arguments=tuple(map(str, share))))
+
+def state_split(context: Context, state: NegotiationState, role: Role) -> str:
+    """Talk is over: the role's share of what was last proposed, stated honestly."""
+    if state.standing is None:
+        return "[select none]"
+    counts = Pool.model_validate(context.public).counts
+    share = read_share(state.standing, counts)
+    if state.standing_by is not role:
+        share = remainder(counts, share)
+    return str(Move(kind="select", arguments=tuple(map(str, share))))
 
 
 class AspiringPlayer(DealPlayer):
