@@ -229,6 +229,7 @@ def _plot(summary: Mapping[str, Summary], path: Path) -> None:
         axis.set_xlim(0, 1)
         axis.set_title(f"{scenario}: success of the agent (95 % interval; ticks: training seeds)", fontsize=10)
         axis.grid(axis="x", alpha=0.25)
-        axis.legend(fontsize=8, loc="lower right")
+    axis.set_xlabel("share of talks that the agent won", fontsize=9)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
     with matplotlib.rc_context({"svg.hashsalt": "sparring"}):
         figure.savefig(path, dpi=110)

@@ -4,13 +4,13 @@ All in one run, on the same model, scenarios and settings, several times in turn
 
 * bilateral: both roles learn from joint dialogues; each dialogue gives a view to both;
 * unilateral: the agent learns against the frozen counterpart;
-* separately: the agent against a frozen counterpart, then the counterpart against a frozen agent: two unilateral
-  runs, so twice the dialogues and both updates;
+* separately: the agent against a frozen counterpart, then the counterpart against a frozen agent: twice the
+  dialogues and both updates, reckoned as twice the unilateral run;
 * batched rollouts against one dialogue at a time.
 
 Ratios are medians over the repetitions, with the extremes.
 
-Run: ``python bench/training_cost.py --output training_cost.json`` (about ten minutes on two cores; ``--quick``: two).
+Run: ``python bench/training_cost.py --output training_cost.json`` (a few minutes on two cores; ``--quick``: one).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from training.records import CotrainResult
 
 app = typer.Typer(add_completion=False)
 GOALS = {
-    "bilateral / unilateral, seconds a dialogue view": 1.3,
+    "bilateral / unilateral, seconds a dialogue": 1.3,
     "bilateral / both roles separately, seconds": 0.7,
     "one by one / batched, seconds a dialogue": 10.0,
 }
@@ -53,11 +53,11 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Timing:
-    """One run of one step or more: seconds, views trained on, tokens."""
+    """One run of one step or more: seconds, dialogues played, tokens."""
 
     seconds: float
     rollout_seconds: float
-    views: int
+    dialogues: int
     tokens_sampled: int
     tokens_trained: int
 
@@ -66,7 +66,7 @@ class Timing:
 def training_cost(
     repetitions: Annotated[int, typer.Option(min=1, help="Times that everything is measured, in turn.")] = 3,
     scenario: Annotated[str, typer.Option(help="Which scenario.")] = "telesales",
-    dialogues: Annotated[int, typer.Option(min=8, help="Dialogues in the rollout comparison.")] = 64,
+    dialogues: Annotated[int, typer.Option(min=8, help="Dialogues in the rollout comparison.")] = 128,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 2,
     quick: Annotated[bool, typer.Option("--quick", help="One repetition, few dialogues.")] = False,
     output: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
@@ -99,8 +99,8 @@ def _measures(settings: Settings, scenario: str, number: int, dialogues: int) ->
         "bilateral": lambda: _train(settings, scenario, Method.BILATERAL, number),
         "unilateral": lambda: _train(settings, scenario, Method.UNILATERAL_FROZEN, number),
         "batched": lambda: _rollout(settings, scenario, number, dialogues, dialogues),
-        # A sixth of the dialogues is enough to tell what one costs.
-        "one by one": lambda: _rollout(settings, scenario, number, max(4, dialogues // 6), 1),
+        # An eighth of the dialogues is enough to tell what one costs.
+        "one by one": lambda: _rollout(settings, scenario, number, max(4, dialogues // 8), 1),
     }
 
 
@@ -128,7 +128,7 @@ def _train(settings: Settings, scenario: str, method: Method, seed: int) -> Timi
     return Timing(
         seconds=result.seconds,
         rollout_seconds=seconds["rollouts"],
-        views=training.dialogues_per_step * training.steps * len(result.adapters),
+        dialogues=result.price.dialogues,
         tokens_sampled=sum(result.tokens_sampled.values()),
         tokens_trained=sum(result.tokens_trained.values()),
     )
@@ -154,7 +154,7 @@ def _rollout(settings: Settings, scenario: str, seed: int, dialogues: int, toget
 def _ratio(name: str, row: dict[str, Any]) -> float:
     both, one = row["bilateral"], row["unilateral"]
     if name.startswith("bilateral / unilateral"):
-        return float(both.seconds / both.views / (one.seconds / one.views))
+        return float(both.seconds / both.dialogues / (one.seconds / one.dialogues))
     if name.startswith("bilateral / both"):
         return float(both.seconds / (2 * one.seconds))
     return float(row["one by one"] / row["batched"])
@@ -173,10 +173,10 @@ def _table(ratios: dict[str, list[float]]) -> RichTable:
 
 
 def _figures(row: dict[str, Any]) -> RichTable:
-    table = RichTable("last repetition", "seconds", "of it rollouts", "views", "tokens sampled", "tokens trained")
+    table = RichTable("last repetition", "seconds", "of it rollouts", "dialogues", "tokens sampled", "tokens trained")
     for name in ("bilateral", "unilateral"):
         t: Timing = row[name]
-        counts = [f"{n:,}" for n in (t.views, t.tokens_sampled, t.tokens_trained)]
+        counts = [f"{n:,}" for n in (t.dialogues, t.tokens_sampled, t.tokens_trained)]
         table.add_row(name, f"{t.seconds:.1f}", f"{t.rollout_seconds:.1f}", *counts)
     return table
 
