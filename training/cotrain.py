@@ -196,7 +196,7 @@ class Cotraining:
         return [view.with_advantage(PooledAdvantage(value)) for view, value in zip(views, advantages, strict=True)]
 
     def _record(
-        self, step: int, dialogues: Dialogues, rollout: Rollout, seconds: float, validation: float | None
+        self, step: int, dialogues: Dialogues, rollout: Rollout, seconds: float, validation: Sequence[bool]
     ) -> None:
         sums = total(gather_object([tally(dialogues, rollout)]))
         metrics = step_metrics(step + 1, sums, self.plan.learning, seconds, validation)

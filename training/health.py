@@ -76,14 +76,17 @@ def _collusion(steps: Sequence[StepMetrics], s: HealthSettings) -> str | None:
     if len(validated) < 2:
         return None
     success = [validated[0].validation_success or 0.0, validated[-1].validation_success or 0.0]
+    # A few dozen talks tell little: what chance alone may do to the difference is allowed on top of the limit.
+    chance = 2 * math.sqrt(sum(p * (1 - p) / validated[0].validation_talks for p in success))
     reward = [_mean(step.joint_reward for step in part) for part in (steps[: s.window], steps[-s.window :])]
     gain, loss = reward[1] - reward[0], success[0] - success[1]
-    if not (gain > s.collusion_reward_gain and loss > s.collusion_success_loss):
+    if not (gain > s.collusion_reward_gain and loss > s.collusion_success_loss + chance):
         return None
     return (
         f"collusion: the roles' joint reward rose from {reward[0]:.2f} to {reward[1]:.2f} while success against the "
         f"validation counterparts fell from {success[0]:.2f} to {success[1]:.2f}; the limits are "
-        f"+{s.collusion_reward_gain} and -{s.collusion_success_loss}. Lower joint_share or raise kl_coefficient"
+        f"+{s.collusion_reward_gain} and -{s.collusion_success_loss}, and {chance:.2f} more for chance. "
+        "Lower joint_share or raise kl_coefficient"
     )
 
 

@@ -111,10 +111,10 @@ class Partners:
         agent: Player,
         contexts: Callable[[int], Context],
         sampling: Sampling,
-    ) -> float | None:
-        """The agent's success against the validation counterparts; None in a step without validation."""
+    ) -> list[bool]:
+        """The agent's success in each talk with a validation counterpart; empty in a step without validation."""
         if not self.settings.validation_every or step % self.settings.validation_every:
-            return None
+            return []
         # The same scenarios every time, and none that the run trains on.
         first = self.settings.steps * self.settings.scenarios_per_step
         tables = [
@@ -122,8 +122,7 @@ class Partners:
             for index in range(self.settings.validation_scenarios)
             for partner in negotiators(scenario.name, Role.COUNTERPART, "validation")
         ]
-        dialogues = play(engine, scenario, tables, sampling).dialogues
-        return sum(dialogue.outcome.success for dialogue in dialogues) / len(dialogues)
+        return [dialogue.outcome.success for dialogue in play(engine, scenario, tables, sampling).dialogues]
 
     def state(self) -> dict[str, Any]:
         return {"copies": self._copies, "league": None if self._league is None else self._league.state_dict()}

@@ -62,6 +62,7 @@ class StepMetrics:
     rollout_seconds: float
     success_against: dict[str, float] = field(default_factory=dict)
     validation_success: float | None = None
+    validation_talks: int = 0
     updates: dict[Role, UpdateMetrics] = field(default_factory=dict)
 
     def of_role(self, role: Role) -> dict[str, float]:

@@ -47,9 +47,12 @@ def total(parts: Iterable[Mapping[str, float]]) -> Counter[str]:
 
 
 def step_metrics(
-    step: int, sums: Mapping[str, float], roles: Sequence[Role], seconds: float, validation: float | None
+    step: int, sums: Mapping[str, float], roles: Sequence[Role], seconds: float, validation: Sequence[bool]
 ) -> StepMetrics:
-    """The record of a step, counted from 1. ``sums`` is a Counter: what did not occur is 0."""
+    """The record of a step, counted from 1. ``sums`` is a Counter: what did not occur is 0.
+
+    ``validation``: success of each talk with a validation counterpart, empty in a step without them.
+    """
 
     def mean(name: str, role: Role) -> float:
         return sums[f"{name}/{role}"] / sums[f"count/{role}"]
@@ -67,5 +70,6 @@ def step_metrics(
         overflowed=int(sums["overflowed"]),
         rollout_seconds=seconds,
         success_against={name: sums[f"won/{name}"] / sums[f"met/{name}"] for name in sorted(partners)},
-        validation_success=validation,
+        validation_success=sum(validation) / len(validation) if validation else None,
+        validation_talks=len(validation),
     )

@@ -60,8 +60,8 @@ def test_a_healthy_run_is_left_alone() -> None:
 
 
 def test_rewards_that_rise_on_both_sides_are_no_collusion_while_validation_holds() -> None:
-    steps = run({"joint_reward": 1.2, "validation_success": 0.5})
-    steps[0] = replace(steps[0], validation_success=0.5)
+    steps = run({"joint_reward": 1.2, "validation_success": 0.5, "validation_talks": 400})
+    steps[0] = replace(steps[0], validation_success=0.5, validation_talks=400)
     assert health_problem(steps, LIMITS) is None
 
 
@@ -90,12 +90,19 @@ def test_a_run_that_goes_wrong_is_named_with_its_figures(
 
 
 def test_collusion_is_joint_reward_up_while_validation_success_is_down() -> None:
-    steps = run({"joint_reward": 1.2, "validation_success": 0.2})
-    steps[0] = replace(steps[0], validation_success=0.5)
+    steps = run({"joint_reward": 1.2, "validation_success": 0.2, "validation_talks": 400})
+    steps[0] = replace(steps[0], validation_success=0.5, validation_talks=400)
     problem = health_problem(steps, LIMITS)
     assert problem is not None
     assert problem.startswith("collusion: the roles' joint reward rose from 0.60 to 1.20")
     assert "validation counterparts fell from 0.50 to 0.20" in problem
+
+
+def test_a_fall_that_chance_explains_is_no_collusion() -> None:
+    """The same fall over 24 talks: two standard errors are 0.26 of it."""
+    steps = run({"joint_reward": 1.2, "validation_success": 0.2, "validation_talks": 24})
+    steps[0] = replace(steps[0], validation_success=0.5, validation_talks=24)
+    assert health_problem(steps, LIMITS) is None
 
 
 def test_agreement_that_pays_is_no_hacking() -> None:

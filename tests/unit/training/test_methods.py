@@ -15,6 +15,7 @@ from negotiation.generation import BASE
 from negotiation.roles import Role
 from training.artifacts import BaseModelRef, initialise_adapter
 from training.config import AdapterSettings
+from training.learner import TrainingHalted
 from training.methods import BOTH, Method, plan_of
 
 New = Callable[..., Any]
@@ -149,6 +150,21 @@ def test_frozen_counterparts_that_are_given_are_met_and_learn_nothing(
 def test_frozen_partners_of_a_method_without_a_pool_are_refused(new_cotraining: New, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="self-play has no pool for frozen partners to join"):
         new_cotraining(method=Method.SELF_PLAY, frozen=[tmp_path])
+
+
+def test_validation_watches_and_changes_nothing(new_cotraining: New) -> None:
+    watched, unwatched = (
+        new_cotraining(steps=3, validation_every=every, validation_scenarios=3).run() for every in (2, 0)
+    )
+    assert [step.validation_talks for step in watched.steps] == [3, 0, 3]
+    assert [step.validation_success is None for step in watched.steps] == [False, True, False]
+    assert all(digest(watched.adapters[role]) == digest(unwatched.adapters[role]) for role in Role)
+
+
+def test_a_run_that_goes_wrong_stops_with_its_step_and_reason(new_cotraining: New) -> None:
+    run = new_cotraining(steps=3, health={"window": 1, "max_length_growth": 1.0001, "max_language_drift": 1e-9})
+    with pytest.raises(TrainingHalted, match=r"step [23]: (language drift|length growth): .* the limit is "):
+        run.run()
 
 
 def test_a_league_lets_earlier_counterparts_play_and_keeps_no_more_than_asked(
