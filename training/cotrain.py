@@ -101,7 +101,7 @@ class Cotraining:
         self._accelerator = next(iter(self.learners.values())).trainer.accelerator
         starts = {role: learner.start_sha256 for role, learner in self.learners.items()}
         parts = {"settings": settings.model_dump(mode="json"), "scenario": scenario.name, "version": version}
-        parts |= {"base": base.sha256, "start": starts, "partners": self._partners.identity(base)}
+        parts |= {"base": base.sha256, "start": starts, "partners": self._partners.identity()}
         self._checkpoints = Checkpoints(output / "checkpoints", fingerprint(parts))
 
     def run(self) -> CotrainResult:
@@ -267,6 +267,7 @@ class Cotraining:
         )
         if self._accelerator.is_main_process:
             (self.output / RESULT_FILE).write_text(dump_result(result) + "\n", encoding="utf-8")
+            self._partners.prune()
         return result
 
 

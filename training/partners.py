@@ -18,7 +18,7 @@ from negotiation.adapter import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest
 from negotiation.generation import BASE, Engine, Sampling
 from negotiation.roles import Role
 from negotiation.scenario import Context, Scenario
-from training.artifacts import BaseModelRef, file_sha256
+from training.artifacts import file_sha256
 from training.config import TrainingSettings
 from training.counterparts import Negotiator, negotiators
 from training.counterparts.pool import League, PoolMember
@@ -61,10 +61,10 @@ class Partners:
             members += [PoolMember(name, "frozen", settings.seed, "adapter") for name in self.adapters]
             self._league = League(members, power=settings.league_power)
 
-    def identity(self, base: BaseModelRef) -> object:
+    def identity(self) -> object:
         """What tells these partners from others, for the run's fingerprint."""
         weights = {name: file_sha256(folder / WEIGHTS_FILE) for name, folder in self.adapters.items()}
-        return {"only": self._only, "base": base.sha256, "adapters": weights}
+        return {"only": self._only, "adapters": weights}
 
     def draw(self, role: Role, rng: random.Random) -> Player:
         """Somebody for the chair opposite ``role``."""
@@ -101,7 +101,14 @@ class Partners:
         while len(self._copies) > self.settings.league_size:
             oldest = self._copies.pop(0)
             self._league.remove(oldest)
-            shutil.rmtree(self.adapters.pop(oldest), ignore_errors=True)
+            # Its files stay until the run ends: the checkpoint before this step still names them.
+            self.adapters.pop(oldest)
+
+    def prune(self) -> None:
+        """Remove the copies that left the league. For the end of a run, when no checkpoint is gone back to."""
+        for folder in self._folder.glob("*"):
+            if folder.name not in self._copies:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def validate(
         self,

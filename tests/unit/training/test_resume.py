@@ -121,6 +121,19 @@ def test_what_else_a_method_carries_from_step_to_step_is_kept_too(
     assert digests(again(run, new_cotraining, new_engine, **chosen).run()) == whole
 
 
+def test_a_copy_that_just_left_the_league_is_still_there_for_the_checkpoint_before(
+    new_cotraining: New, new_engine: New
+) -> None:
+    chosen = {**OPTIONS, "league_every": 1, "league_size": 1, "joint_share": 0.0}
+    whole = digests(new_cotraining(**chosen).run())
+    run = new_cotraining(engine=new_engine(), **chosen)
+    _in_an_update(run)
+    with pytest.raises(PowerCut):
+        run.run()
+    assert digests(again(run, new_cotraining, new_engine, **chosen).run()) == whole
+    assert len(list((run.output / "league").iterdir())) == 1
+
+
 def test_a_finished_run_is_read_not_repeated(new_cotraining: New, new_engine: New, spy_on: New) -> None:
     run = new_cotraining(**OPTIONS)
     result = run.run()
