@@ -7,7 +7,7 @@ tokens that were sampled and never encodes text a second time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -54,6 +54,18 @@ class GenerationResult:
     finish_reason: Literal["stop", "length"]
 
 
+@dataclass(frozen=True)
+class GenerationChunk:
+    """Some tokens of a completion as they were sampled, at least one; ``finish_reason`` stands on the last chunk.
+
+    The chunks of a request, put together, are what :class:`GenerationResult` would have held.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: Literal["stop", "length"] | None = None
+
+
 class AdapterNotLoaded(LookupError):
     """The engine was asked for an adapter it does not hold."""
 
@@ -94,6 +106,10 @@ class Engine(Protocol):
 
     async def generate_async(self, request: GenerationRequest) -> GenerationResult:
         """One request; concurrent callers are batched together, across adapters."""
+        ...
+
+    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
+        """Like :meth:`generate_async`, in parts as they come. Leaving the iterator early cancels the request."""
         ...
 
     def load_adapter(self, name: str, directory: Path) -> None:

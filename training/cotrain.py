@@ -155,7 +155,9 @@ class Cotraining:
                     validation = self._partners.validate(
                         self.engine, self.scenario, step, players[Role.AGENT], self._seating.contexts, self._sampling
                     )
-            self._partners.after_step(step, own.get(Role.COUNTERPART))
+            writes = self._accelerator.is_main_process
+            # The figures of the step are gathered before anybody goes on, and so after the copy is written.
+            self._partners.after_step(step, own.get(Role.COUNTERPART), write=writes)
         seconds = self.stopwatch.seconds["rollouts"] - began
         self._record(step, dialogues, rollout, seconds, validation)
         return {

@@ -87,14 +87,18 @@ class Partners:
                 if name in success_against:
                     self._league.record(name, success_against[name])
 
-    def after_step(self, step: int, counterpart: Path | None) -> None:
-        """Every so many steps the counterpart as it was in this one joins the league; the oldest copy leaves."""
+    def after_step(self, step: int, counterpart: Path | None, *, write: bool = True) -> None:
+        """Every so many steps the counterpart as it was in this one joins the league; the oldest copy leaves.
+
+        Of several processes that share the output folder one writes; the others must not load the copy before it has.
+        """
         every = self.settings.league_every
         if self._league is None or counterpart is None or not every or (step + 1) % every:
             return
         copy = self._folder / counterpart.name
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(counterpart, copy)
+        if write:
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(counterpart, copy)
         self.adapters[copy.name] = copy
         self._copies.append(copy.name)
         self._league.add(PoolMember(copy.name, "league", self.settings.seed, "adapter"))

@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from negotiation.adapter import AdapterName
 from negotiation.generation import (
     BASE,
     AdapterNotLoaded,
+    GenerationChunk,
     GenerationRequest,
     GenerationResult,
     PromptTooLong,
@@ -136,6 +137,11 @@ class InProcessEngine:
         """Like :meth:`generate` for one request, batched with whoever else waits. Raises EngineBusy too."""
         self._check(request)
         return await asyncio.wrap_future(self._batcher.submit(request))
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
+        """One chunk: a batch is answered as a whole. Raises what :meth:`generate_async` raises."""
+        result = await self.generate_async(request)
+        yield GenerationChunk(result.token_ids, result.logprobs, result.finish_reason)
 
     def load_adapter(self, name: str, directory: Path) -> None:
         """Verify and load. Generation goes on meanwhile.

@@ -24,6 +24,10 @@ SETTINGS = {
     "SPARRING_TRAINING__GROUP_SIZE": "4",
     "SPARRING_TRAINING__THREADS": "1",
     "SPARRING_TRAINING__VALIDATION_EVERY": "0",
+    # Earlier counterparts as partners: copies that processes share and that a resumed run must find again.
+    "SPARRING_TRAINING__LEAGUE_EVERY": "1",
+    "SPARRING_TRAINING__LEAGUE_SIZE": "2",
+    "SPARRING_TRAINING__JOINT_SHARE": "0.5",
     "OMP_NUM_THREADS": "1",
 }
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from negotiation.catalogue import scenario_named
 from negotiation.events import ConversationEvent
-from negotiation.generation import BASE, AdapterNotLoaded, GenerationRequest, GenerationResult
+from negotiation.generation import BASE, AdapterNotLoaded, GenerationChunk, GenerationRequest, GenerationResult
 from negotiation.roles import Role
 from serving.app import create_app
 from serving.auth import KeyStore
@@ -46,6 +46,14 @@ class ScriptedEngine:
             raise self.failure
         ids = self.tokenizer.encode(self.say(request) + "<|end|>", add_special_tokens=False)
         return GenerationResult(tuple(ids), tuple(-0.25 for _ in ids), "stop")
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
+        """Token by token."""
+        result = await self.generate_async(request)
+        last = len(result.token_ids) - 1
+        for place, (token, logprob) in enumerate(zip(result.token_ids, result.logprobs, strict=True)):
+            yield GenerationChunk((token,), (logprob,), result.finish_reason if place == last else None)
+            await asyncio.sleep(0)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         raise NotImplementedError
