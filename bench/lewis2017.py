@@ -98,7 +98,9 @@ class _Run:
         self.recipe = Recipe(seed=seed)
         if quick:
             small = TINY.__class__(**{**asdict(TINY), "vocabulary": 500})
-            self.recipe = Recipe(seed=seed, size=small, copies=32, wishes=32, games=32, epochs=1, epoch_views=64)
+            self.recipe = Recipe(
+                seed=seed, size=small, copies=32, wishes=32, games=32, epochs=1, statement_epochs=1, epoch_views=64
+            )
 
     def everything(
         self, dialogues: list[CorpusDialogue], seen: list[Context], unseen: list[Context], reinforce: bool

@@ -40,7 +40,10 @@ _KIND = {**{item: index for index, item in enumerate(ITEMS)}, "basketball": 2}
 
 
 class Recipe(BaseModel):
-    """How the model is made. Exercises are rows, each seen once; ``epoch_views`` human views are one epoch."""
+    """How the model is made. Exercises are rows, each seen once; ``epoch_views`` human views are one epoch.
+
+    ``statement_epochs`` more follow in which the statement of the split alone is learned, at a third of the rate.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,7 +53,8 @@ class Recipe(BaseModel):
     wishes: int = 5000
     games: int = 4000
     permutations: int = 6
-    epochs: int = 3
+    epochs: int = 8
+    statement_epochs: int = 3
     epoch_views: int = 10_000
     patience: int = 2
     batch_size: int = 16
@@ -84,6 +88,7 @@ class LikelihoodReport:
     left_out: dict[str, int]
     exercises: dict[str, SupervisedReport]
     human: SupervisedReport
+    splits: SupervisedReport | None
     statements: float
     statements_of: int
 
@@ -135,6 +140,16 @@ def build_likelihood(
         recipe.settings(),
         progress("people"),
     )
+    splits = None
+    if recipe.statement_epochs:
+        gentle = {"learning_rate": recipe.learning_rate / 3, "matrix_learning_rate": recipe.matrix_learning_rate / 3}
+        splits = fit(
+            model,
+            rows([_permuted(game, order) for order in orders for game in train], _statement_row),
+            rows(held_out, _statement_row),
+            recipe.settings(epochs=recipe.statement_epochs, **gentle),
+            progress("splits"),
+        )
     save_model(model, tokenizer, directory)
     right, asked = statement_accuracy(model, chat, held_out)
     return LikelihoodReport(
@@ -144,6 +159,7 @@ def build_likelihood(
         left_out=dict(left_out),
         exercises=exercises,
         human=human,
+        splits=splits,
         statements=right / asked,
         statements_of=asked,
     )
@@ -171,6 +187,14 @@ def _both_sides_row(transcript: Transcript) -> Row:
     """Labels on all that was said by either side, not on the system prompt."""
     said = len(transcript.chat.opening(transcript.system_prompt)) - 1
     return transcript.ids, [IGNORED] * said + transcript.ids[said:]
+
+
+def _statement_row(transcript: Transcript) -> Row:
+    """Labels on the last own words alone: what the side says that it got."""
+    end = len(transcript.sampled) - transcript.sampled[::-1].index(1)
+    begin = end - next((back for back, own in enumerate(transcript.sampled[:end][::-1]) if not own), end)
+    labels = [token if begin <= place < end else IGNORED for place, token in enumerate(transcript.ids)]
+    return transcript.ids, labels
 
 
 def _permuted(game: Recorded, order: tuple[int, ...]) -> Recorded:

@@ -56,9 +56,10 @@ class GenerationResult:
 
 @dataclass(frozen=True)
 class GenerationChunk:
-    """Some tokens of a completion as they were sampled, at least one; ``finish_reason`` stands on the last chunk.
+    """Some tokens of a completion as they were sampled.
 
-    The chunks of a request, put together, are what :class:`GenerationResult` would have held.
+    ``finish_reason`` stands on the last chunk, which alone may be without tokens. The chunks of a request, put
+    together, are what :class:`GenerationResult` would have held.
     """
 
     token_ids: tuple[int, ...]

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict
 from typing import Protocol
 
 from fastapi import FastAPI
@@ -24,13 +25,14 @@ from serving.checkpoints import ConversationCheckpoints
 from serving.config import ServingSettings
 from serving.conversations import Conversations
 from serving.desired import AdapterSource
+from serving.engines import ReplicaStatus
 from serving.errors import install_error_handlers
 from serving.flow import Flow
 from serving.kept_adapters import KeptAdapters, kept_directory
 from serving.metrics import ServiceMetrics
 from serving.middleware import BodyLimit, Measure
 from serving.outbox import Outbox
-from serving.schemas import AdaptersShown
+from serving.schemas import AdaptersShown, ReplicaShown
 from serving.slots import AdapterHost, AdapterSlots, LoadFailure, ensure_loaded, reconcile
 from serving.store import ConversationStore
 from serving.upkeep import every
@@ -41,7 +43,10 @@ UPKEEP_SECONDS = 10.0
 
 
 class ServingEngine(Engine, AdapterHost, Protocol):
-    """An engine that can also prove what a loaded adapter answers."""
+    """An engine that can also prove what a loaded adapter answers, and tell of the servers behind it."""
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]: ...
 
 
 class StateInUse(RuntimeError):
@@ -61,7 +66,7 @@ class SparringService:
     ) -> None:
         self.settings = settings
         self.keys = KeyStore(settings.keys_path)
-        self.metrics = ServiceMetrics(lambda: slots.pinned)
+        self.metrics = ServiceMetrics(lambda: slots.pinned, lambda: engine.replicas)
         self.conversations: Conversations
         self._engine = engine
         self._slots = slots
@@ -126,6 +131,7 @@ class SparringService:
             loaded=tuple(sorted(self._engine.loaded_adapters())),
             pinned=self._slots.pinned,
             failed={failure.name: failure.reason for failure in self._slots.failures},
+            replicas=tuple(ReplicaShown(**asdict(replica)) for replica in self._engine.replicas),
         )
 
     def not_ready(self) -> list[str]:
@@ -137,7 +143,8 @@ class SparringService:
             refused = [f"{failure.name} was refused: {failure.reason}" for failure in self._slots.failures]
             return refused or ["no adapter is in service: the registry names no champion yet"]
         if current not in self._engine.loaded_adapters():
-            return [f"adapter {current} is not loaded"]
+            down = [f"{replica.url} is down: {replica.reason}" for replica in self._engine.replicas if replica.reason]
+            return [f"adapter {current} is not loaded", *down]
         return []
 
     def _load_again(self, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr
 
 
 class EngineSettings(BaseModel):
@@ -18,6 +18,29 @@ class EngineSettings(BaseModel):
     max_adapter_rank: int = Field(64, ge=1, le=512, description="Highest LoRA rank that is accepted.")
 
 
+class VllmSettings(BaseModel):
+    """vLLM servers that generate in place of the in-process engine.
+
+    Each must serve the configured base model, with ``--enable-lora`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and
+    see the state directory under the same path.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    urls: tuple[HttpUrl, ...] = Field(min_length=1, description="Addresses of the servers, such as http://vllm:8000.")
+    api_key: SecretStr | None = Field(None, description="The key that the servers were started with (--api-key).")
+    connect_seconds: float = Field(2.0, gt=0, le=60, description="Longest wait for a connection.")
+    read_seconds: float = Field(60.0, gt=0, le=3600, description="Longest wait for the next part of an answer.")
+    max_connections: int = Field(256, ge=1, le=10_000, description="Connections to all servers together.")
+    attempts: int = Field(3, ge=1, le=10, description="Tries of one request, the first included.")
+    retry_share: float = Field(0.2, ge=0, le=1, description="Retries over all, as a share of requests.")
+    probe_seconds: float = Field(2.0, gt=0, le=300, description="Pause between looks at each server.")
+    probe_tolerance: float = Field(
+        0.02, gt=0, le=1, description="How far servers may differ on a fixed prompt, mean nats a token."
+    )
+    prompts_per_request: int = Field(16, ge=1, le=256, description="Rollout prompts sent together.")
+
+
 class ServingSettings(BaseModel):
     """Everything the HTTP service can be told."""
 
@@ -28,6 +51,7 @@ class ServingSettings(BaseModel):
     state_dir: Path = Field(Path("var"), description="Folder of everything the service must remember.")
     keys_file: Path | None = Field(None, description="API key hashes; by default keys.json in state_dir.")
     engine: EngineSettings = Field(default_factory=EngineSettings, description="The in-process engine.")
+    vllm: VllmSettings | None = Field(None, description="Generate on vLLM servers; unset: in this process.")
     max_message_bytes: int = Field(4096, ge=1, le=1_000_000, description="Longest customer message, UTF-8 bytes.")
     max_body_bytes: int = Field(65_536, ge=1024, le=10_000_000, description="Longest request body, bytes.")
     max_tokens: int = Field(48, ge=1, le=4096, description="Most tokens in one reply of the agent.")

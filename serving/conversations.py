@@ -29,7 +29,7 @@ from negotiation.roles import Role
 from negotiation.scenario import Context, ScenarioError
 from serving.checkpoints import ConversationCheckpoints
 from serving.config import ServingSettings
-from serving.engines import EngineBusy, EngineClosed
+from serving.engines import EngineBusy, EngineClosed, EngineUnavailable
 from serving.errors import ApiError, not_found
 from serving.flow import (
     Abandon,
@@ -223,7 +223,7 @@ class Conversations:
             raise ApiError(409, "outcome_refused", str(error)) from error
         except AdapterNotLoaded as error:
             raise ApiError(503, "adapter_not_loaded", str(error), retry_after=1) from error
-        except (EngineBusy, EngineClosed) as error:
+        except (EngineBusy, EngineClosed, EngineUnavailable) as error:
             raise ApiError(503, "overloaded", str(error), retry_after=1) from error
         except TimeoutError as error:
             limit = self._settings.reply_timeout_seconds

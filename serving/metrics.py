@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from negotiation.events import Closed, ConversationEvent, Message, Opened, OutcomeReported
 from negotiation.roles import Role
+from serving.engines import ReplicaStatus
 from serving.record import ConversationRecord
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -17,7 +18,9 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 class ServiceMetrics:
     """What an operator watches. Labels have few values: routes, codes, adapters, reasons; never ids."""
 
-    def __init__(self, pinned: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self, pinned: Callable[[], Mapping[str, int]], replicas: Callable[[], Sequence[ReplicaStatus]] = tuple
+    ) -> None:
         self.registry = CollectorRegistry()
         on: dict[str, Any] = {"registry": self.registry}
         self.opened = Counter("sparring_conversations_opened", "Conversations opened", ["adapter", "source"], **on)
@@ -35,6 +38,8 @@ class ServiceMetrics:
             "sparring_adapter_swap_failures", "Failed tries to take a version into service", **on
         )
         self.background_failures = Counter("sparring_background_failures", "Failed upkeep runs", ["task"], **on)
+        self._replicas = replicas
+        self._up = Gauge("sparring_engine_replica_up", "Whether a vLLM server takes requests", ["replica"], **on)
         self._pinned = pinned
         self._pins = Gauge("sparring_pinned_conversations", "Open conversations by adapter", ["adapter"], **on)
 
@@ -64,4 +69,6 @@ class ServiceMetrics:
         self._pins.clear()
         for adapter, count in self._pinned().items():
             self._pins.labels(adapter).set(count)
+        for replica in self._replicas():
+            self._up.labels(replica.url).set(replica.state == "up")
         return generate_latest(self.registry)

@@ -108,10 +108,23 @@ class ConversationShown(_Standing):
     outcome_reported: bool
 
 
+class ReplicaShown(_Body):
+    """A vLLM server: whether it takes requests, why not, and how many it is answering."""
+
+    url: str
+    state: Literal["up", "down"]
+    reason: str
+    in_flight: int
+
+
 class AdaptersShown(_Body):
-    """``pinned`` counts open conversations per adapter version; ``failed`` says why a version was refused."""
+    """``pinned`` counts open conversations per adapter version; ``failed`` says why a version was refused.
+
+    ``replicas`` is empty with the in-process engine.
+    """
 
     current: str | None
     loaded: tuple[str, ...]
     pinned: dict[str, int]
     failed: dict[str, str] = Field(default_factory=dict)
+    replicas: tuple[ReplicaShown, ...] = ()

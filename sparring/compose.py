@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pipelines.event_log import SqliteEventLog
     from pipelines.registry import MlflowRegistry
     from pipelines.round_state import Progress, RoundResult
-    from serving.engines.in_process import InProcessEngine
+    from serving.app import ServingEngine
+    from serving.config import VllmSettings
     from training.artifacts import BaseModelRef
 
 TRAINING_BATCH = 128
@@ -79,8 +80,14 @@ def _fresh_adapter(settings: Settings, model: ResolvedModel) -> Callable[[Adapte
     return write
 
 
-def open_engine(settings: Settings, model: ResolvedModel, *, training: bool = False) -> InProcessEngine:
-    """The in-process engine with the base model loaded, sized to serve or to play rollouts. The caller closes it."""
+def open_engine(settings: Settings, model: ResolvedModel, *, training: bool = False) -> ServingEngine:
+    """The engine that serves, or the one that plays rollouts. The caller closes it.
+
+    Raises MisuseError if vLLM servers are configured and none can be used.
+    """
+    vllm = _rollout_servers(settings) if training else settings.serving.vllm
+    if vllm is not None:
+        return _vllm_engine(settings, model, vllm)
     import torch
 
     from serving.engines.in_process import InProcessEngine
@@ -97,6 +104,34 @@ def open_engine(settings: Settings, model: ResolvedModel, *, training: bool = Fa
         max_rank=engine.max_adapter_rank,
         max_waiting=settings.serving.max_waiting,
     )
+
+
+def _rollout_servers(settings: Settings) -> VllmSettings | None:
+    from serving.config import VllmSettings
+
+    urls = settings.training.rollout_urls
+    if not urls:
+        return None
+    served = settings.serving.vllm
+    return VllmSettings(urls=urls) if served is None else served.model_copy(update={"urls": urls})
+
+
+def _vllm_engine(settings: Settings, model: ResolvedModel, vllm: VllmSettings) -> ServingEngine:
+    from serving.engines import EngineUnavailable
+    from serving.engines.vllm import VllmEngine
+
+    engine = settings.serving.engine
+    try:
+        return VllmEngine(
+            model.path,
+            model.sha256,
+            vllm,
+            max_adapters=engine.max_adapters,
+            max_rank=engine.max_adapter_rank,
+            max_waiting=settings.serving.max_waiting,
+        )
+    except EngineUnavailable as error:
+        raise MisuseError(f"{error}. Start vLLM there, or take its address out of the settings") from error
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from negotiation.roles import Role
 from training.methods import Method
@@ -85,6 +85,9 @@ class TrainingSettings(BaseModel):
 
     method: Method = Field(Method.BILATERAL, description="Who learns, and against whom.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the learners run.")
+    rollout_urls: tuple[HttpUrl, ...] = Field(
+        (), description="vLLM servers that play the rollouts; none: this process does."
+    )
     seed: int = Field(0, ge=0, description="Seed of scenario order, sampling and adapters.")
     steps: int = Field(24, ge=1, description="Update steps of each role.")
     scenarios_per_step: int = Field(12, ge=1, description="Scenario groups in a step.")

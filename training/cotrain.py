@@ -100,7 +100,9 @@ class Cotraining:
         }
         self._accelerator = next(iter(self.learners.values())).trainer.accelerator
         starts = {role: learner.start_sha256 for role, learner in self.learners.items()}
-        parts = {"settings": settings.model_dump(mode="json"), "scenario": scenario.name, "version": version}
+        # Where rollouts are played is no part of what the run is: servers move.
+        what = settings.model_dump(mode="json", exclude={"rollout_urls"})
+        parts = {"settings": what, "scenario": scenario.name, "version": version}
         parts |= {"base": base.sha256, "start": starts, "partners": self._partners.identity()}
         self._checkpoints = Checkpoints(output / "checkpoints", fingerprint(parts))
 

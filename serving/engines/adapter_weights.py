@@ -138,6 +138,24 @@ def layer_shapes(base: nn.Module) -> dict[str, tuple[int, int]]:
     return shapes
 
 
+def stored_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
+    """The same for a model that is not loaded here, from the headers of its files.
+
+    Raises FileNotFoundError without safetensors.
+    """
+    files = sorted(model_dir.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{model_dir} holds no *.safetensors: name the directory of the base model")
+    shapes = {}
+    for file in files:
+        with safe_open(file, framework="pt") as stored:
+            for key in stored.keys():  # noqa: SIM118
+                size = stored.get_slice(key).get_shape()
+                if key.endswith(".weight") and len(size) == 2:
+                    shapes[key.removesuffix(".weight")] = (size[0], size[1])
+    return shapes
+
+
 def check_fit(shapes: dict[str, tuple[int, int]], name: str, directory: Path) -> None:
     """Every stored matrix has a layer of its size. Raises AdapterRejected.
 

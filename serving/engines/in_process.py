@@ -35,7 +35,7 @@ from negotiation.generation import (
     Tokenizer,
 )
 from serving.adapters import AdapterRejected, verify_adapter
-from serving.engines import AdapterSlotsFull, EngineClosed
+from serving.engines import AdapterSlotsFull, EngineClosed, ReplicaStatus
 from serving.engines.adapter_weights import changes_output, check_fit, choose, layer_shapes
 from serving.engines.batcher import Batcher, Outcome
 from serving.engines.decoding import Decoder
@@ -142,6 +142,11 @@ class InProcessEngine:
         """One chunk: a batch is answered as a whole. Raises what :meth:`generate_async` raises."""
         result = await self.generate_async(request)
         yield GenerationChunk(result.token_ids, result.logprobs, result.finish_reason)
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """None: there is no server behind it."""
+        return ()
 
     def load_adapter(self, name: str, directory: Path) -> None:
         """Verify and load. Generation goes on meanwhile.

@@ -21,6 +21,7 @@ from negotiation.roles import Role
 from serving.app import create_app
 from serving.auth import KeyStore
 from serving.config import ServingSettings
+from serving.engines import ReplicaStatus
 from serving.slots import AdapterSlots
 
 
@@ -71,6 +72,8 @@ class ScriptedEngine:
 
     def fingerprint(self, name: str) -> str:
         return f"fingerprint of {name}"
+
+    replicas: tuple[ReplicaStatus, ...] = ()
 
     def close(self) -> None: ...
 
