@@ -1,6 +1,6 @@
 """Keeps every vLLM replica at what it should hold, and keeps those that are not from taking requests.
 
-A replica is taken into service only after it listed every held adapter and answered a fixed prompt, with the base and
+A replica is taken into service only after it listed every held adapter and answered fixed prompts, with the base and
 with each of them, as the others do. One that was restarted is found by its missing adapters, or by the first request
 that fails, and gets them back first. Loads go to all replicas or to none.
 """
@@ -14,15 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from negotiation.generation import BASE, AdapterNotLoaded
+from negotiation.generation import BASE, AdapterNotLoaded, GenerationResult
 from serving.adapters import AdapterRejected
 from serving.engines import EngineUnavailable
 from serving.engines.replica import Replica
 from serving.engines.vllm_protocol import ReplicaFailed, RequestRefused
 
 log = logging.getLogger("serving")
-PROBE_TOKENS = 24
-Answer = tuple[float, ...]
+PROBES, PROBE_TOKENS = 4, 12
+"""Fixed prompts and their length: under the 16 tokens of a cache block, so that the weights themselves answer."""
+Answer = list[GenerationResult]
 
 
 class ReplicaStrayed(RuntimeError):
@@ -38,9 +39,26 @@ class Held:
     answer: Answer
 
 
-def probe_ids(vocabulary: int, context_length: int) -> tuple[int, ...]:
-    """Tokens spread over the vocabulary: the fixed prompt."""
-    return tuple(place * 7919 % vocabulary for place in range(1, min(PROBE_TOKENS, context_length - 1)))
+def probe_prompts(vocabulary: int) -> list[tuple[int, ...]]:
+    """Tokens spread over the vocabulary."""
+    places = range(1, PROBES * PROBE_TOKENS + 1)
+    ids = [place * 7919 % vocabulary for place in places]
+    return [tuple(ids[start : start + PROBE_TOKENS]) for start in range(0, len(ids), PROBE_TOKENS)]
+
+
+def distance(found: Answer, expected: Answer) -> float:
+    """Mean difference of the log-probabilities, in nats a token, as far as both answers had the same to continue.
+
+    The first token that differs still counts (of two that are about as likely a server may take either), those after
+    it answer different questions.
+    """
+    gaps = []
+    for one, other in zip(found, expected, strict=True):
+        for place, (a, b) in enumerate(zip(one.logprobs, other.logprobs, strict=False)):
+            gaps.append(abs(a - b))
+            if one.token_ids[place] != other.token_ids[place]:
+                break
+    return sum(gaps) / len(gaps)
 
 
 class Keeper:
@@ -49,9 +67,8 @@ class Keeper:
     def __init__(self, replicas: Sequence[Replica], vocabulary: int, *, every: float, tolerance: float) -> None:
         self.held: dict[str, Held] = {}
         self.context_length = 0
-        self._replicas, self._vocabulary = replicas, vocabulary
+        self._replicas, self._probes = replicas, probe_prompts(vocabulary)
         self._every, self._tolerance = every, tolerance
-        self._probe: tuple[int, ...] = ()
         self._base_answer: Answer | None = None
         self._lock = threading.RLock()
         self._woken = threading.Event()
@@ -134,7 +151,7 @@ class Keeper:
         for replica in [replica for replica in self._replicas if replica.up]:
             model = self.model(replica, name)
             try:
-                found = replica.probe(model, self._probe)
+                found = replica.probe(model, self._probes)
                 asked += 1
                 self._compare(f"{name} on {replica.url}", found, expected)
             except ReplicaStrayed as error:
@@ -179,10 +196,9 @@ class Keeper:
             return {str(model["id"]) for model in models}
         if not self.context_length:
             self.context_length = length
-            self._probe = probe_ids(self._vocabulary, length)
         if length < self.context_length:
             raise ReplicaStrayed(f"{replica.url} has a context of {length} tokens, the others {self.context_length}")
-        found = replica.probe(replica.base, self._probe)
+        found = replica.probe(replica.base, self._probes)
         if self._base_answer is None:
             self._base_answer = found
         self._compare(f"the base model on {replica.url}", found, self._base_answer)
@@ -194,7 +210,7 @@ class Keeper:
         # The name carries the digest of the weights: what is listed under it already is the same adapter.
         if wire_name not in listed:
             replica.load(wire_name, directory)
-        return replica.probe(wire_name, self._probe)
+        return replica.probe(wire_name, self._probes)
 
     def _unload(self, replica: Replica, wire_name: str) -> None:
         try:
@@ -204,7 +220,7 @@ class Keeper:
 
     def _compare(self, what: str, found: Answer, expected: Answer) -> None:
         """Raises ReplicaStrayed beyond the tolerance, a mean difference in nats a token."""
-        gap = sum(abs(a - b) for a, b in zip(found, expected, strict=True)) / len(expected)
+        gap = distance(found, expected)
         if not gap <= self._tolerance:
             raise ReplicaStrayed(
                 f"{what} answers a fixed prompt {gap:.3g} nats a token off, the limit is {self._tolerance:g}: other "

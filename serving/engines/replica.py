@@ -16,18 +16,19 @@ from typing import Any
 
 import httpx
 
-from negotiation.generation import GenerationChunk, GenerationRequest, GenerationResult
+from negotiation.generation import GenerationChunk, GenerationRequest, GenerationResult, Sampling
 from serving.engines import ReplicaStatus
 from serving.engines.vllm_protocol import (
     ReplicaFailed,
     RequestRefused,
     completion_body,
-    probe_body,
     read_chunk,
-    read_probe,
     read_results,
     refusal,
 )
+
+PROBE = Sampling(max_tokens=4, temperature=0.0)
+"""How a server is asked to prove which weights it answers from."""
 
 
 class Replica:
@@ -137,11 +138,13 @@ class Replica:
             if answer.status_code != httpx.codes.NOT_FOUND:
                 _payload(answer, "")
 
-    def probe(self, model: str, prompt: Sequence[int]) -> tuple[float, ...]:
-        """Log-probabilities of a fixed prompt under the base or an adapter. Raises ReplicaFailed."""
+    def probe(self, model: str, prompts: Sequence[Sequence[int]]) -> list[GenerationResult]:
+        """Greedy answers to fixed prompts from the base or an adapter. Raises ReplicaFailed."""
+        asked = [GenerationRequest(tuple(prompt), sampling=PROBE) for prompt in prompts]
         with _failures(self.url):
-            answer = self._admin.post(f"{self.url}/v1/completions", json=probe_body(prompt, model))
-            return read_probe(_payload(answer, model), prompt)
+            body = completion_body(prompts, model, PROBE, stream=False)
+            answer = self._admin.post(f"{self.url}/v1/completions", json=body)
+            return read_results(_payload(answer, model), asked)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 ``/v1/completions`` is used with token ids in and token ids out, so that no text is ever tokenised again. Every
 sampling parameter is said explicitly: vLLM would take the model's ``generation_config.json`` for what is left out
 (top_p and the like), and the log-probabilities would no longer be those of the distribution sampled from.
-Source: vLLM's OpenAI-compatible server, version 0.32 (``return_token_ids``, ``prompt_logprobs``).
+Source: vLLM's OpenAI-compatible server, version 0.32 (``return_token_ids``). ``prompt_logprobs`` is never asked for:
+with adapters and other requests in the batch it ends vLLM 0.32's engine process (a mismatch of sizes in the logits).
 """
 
 from __future__ import annotations
@@ -51,21 +52,6 @@ def completion_body(
         "skip_special_tokens": False,
         "stream": stream,
     }
-
-
-def probe_body(prompt: Sequence[int], model: str) -> dict[str, Any]:
-    """Asks how likely the model finds each token of a fixed prompt."""
-    body = completion_body([prompt], model, Sampling(max_tokens=1, temperature=0.0), stream=False)
-    return {**body, "prompt_logprobs": 0}
-
-
-def read_probe(payload: dict[str, Any], prompt: Sequence[int]) -> tuple[float, ...]:
-    """Log-probability of each token of the prompt but the first. Raises ReplicaFailed."""
-    try:
-        entries = payload["choices"][0]["prompt_logprobs"][1:]
-        return tuple(float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt[1:], strict=True))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ReplicaFailed(f"the answer holds no prompt log-probabilities ({type(error).__name__})") from error
 
 
 def read_results(payload: dict[str, Any], requests: Sequence[GenerationRequest]) -> list[GenerationResult]:

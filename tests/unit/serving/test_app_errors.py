@@ -26,7 +26,8 @@ async def test_missing_unknown_and_wrong_keys(shop):
         assert shape(response) == expected
     assert shape(await shop.client.get("/admin/adapters")) == (403, "permission_error", "wrong_key_scope")
     admin = await shop.client.get("/admin/adapters", headers=shop.headers("root"))
-    assert admin.json() == {"current": "agent@1", "loaded": ["agent@1"], "pinned": {"agent@1": 0}, "failed": {}}
+    nothing = {"failed": {}, "replicas": []}
+    assert admin.json() == {"current": "agent@1", "loaded": ["agent@1"], "pinned": {"agent@1": 0}, **nothing}
 
 
 async def test_unknown_and_foreign_conversations_look_the_same(shop):

@@ -83,15 +83,13 @@ class FakeServer:
     def _choice(self, place: int, prompt: list[int], shift: int, body: dict[str, Any]) -> dict[str, Any]:
         key = self.weights + shift
         tokens = [(sum(prompt) + key + step) % 50 for step in range(body["max_tokens"])]
-        asked = body.get("prompt_logprobs") is not None
-        scored = [None, *({str(token): {"logprob": -1.0 - (token * 31 + key) % 97 / 10}} for token in prompt[1:])]
+        logprob = -1.0 - key % 97 / 10
         return {
             "index": place,
             "token_ids": tokens,
-            "logprobs": {"token_logprobs": [-1.0] * len(tokens)},
+            "logprobs": {"token_logprobs": [logprob] * len(tokens)},
             "finish_reason": "length",
             "prompt_token_ids": prompt,
-            "prompt_logprobs": scored if asked else None,
         }
 
 
