@@ -1,10 +1,10 @@
 """What serving costs on top of the model, side by side in one run.
 
-1. ``proxy``: the same greedy prompts straight to a vLLM server and through the service's OpenAI-compatible endpoint, 1, 8
-   and 32 at once, in turn: ratio of the throughputs, added time to the first token.
+1. ``proxy``: the same greedy prompts straight to a vLLM server and through the OpenAI-compatible endpoint, 1, 8 and
+   32 at once, in turn: ratio of the throughputs, added time to the first token.
 2. ``swap``: 32 customers talking while the registry's champion changes: failures, answers by version, latency before
    and during, seconds from the alias to serving.
-3. ``stub``: the application with a model that answers at once, beside a bare FastAPI endpoint: latency at 100 requests a
+3. ``stub``: the application with a model that answers at once, beside a bare FastAPI endpoint: latency at 100 a
    second, and what is answered of 1,000 a second.
 4. ``engine``: the in-process engine's concurrent callers beside one plain batched ``generate`` of transformers.
 

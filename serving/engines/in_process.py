@@ -23,21 +23,20 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from negotiation.adapter import AdapterName
 from negotiation.generation import (
     BASE,
     AdapterNotLoaded,
     GenerationChunk,
     GenerationRequest,
     GenerationResult,
-    PromptTooLong,
     Sampling,
     Tokenizer,
 )
-from serving.adapters import AdapterRejected, verify_adapter
-from serving.engines import AdapterSlotsFull, EngineClosed, ReplicaStatus
-from serving.engines.adapter_weights import changes_output, check_fit, choose, layer_shapes
+from serving.adapters import AdapterRejected
+from serving.engines import EngineClosed, ReplicaStatus
+from serving.engines.adapter_weights import changes_output, choose, layer_shapes
 from serving.engines.batcher import Batcher, Outcome
+from serving.engines.checks import AdapterLimits, check_adapter, check_request
 from serving.engines.decoding import Decoder
 from serving.engines.kv_buffer import KvBuffer, kv_shape
 from serving.engines.prefix_cache import PrefixCache
@@ -77,12 +76,11 @@ class InProcessEngine:
         model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="sdpa")
         model = model.to(device).eval().requires_grad_(False)
         self._config = model.config
-        self._base_sha256 = base_sha256
-        self._max_adapters, self._max_batch, self._max_rank = max_adapters, max_batch, max_rank
+        self._limits = AdapterLimits(base_sha256, layer_shapes(model), max_adapters, max_rank)
+        self._max_batch = max_batch
         self._workspace_bytes = workspace_bytes
         self._shape = kv_shape(model)
         self._decoder = Decoder(model, self.context_length)
-        self._layers = layer_shapes(model)
         self._weights = choose(model, merge_below)
         self._prefixes = PrefixCache(prefix_cache_bytes) if prefix_cache_bytes else None
         self._workspace: torch.Tensor | None = None
@@ -153,21 +151,10 @@ class InProcessEngine:
 
         Raises ValueError for a malformed or taken name, AdapterSlotsFull, AdapterRejected.
         """
-        AdapterName.parse(name)
         with self._loading:
             if self._closed:
                 raise EngineClosed("the engine is shut down and loads no adapters")
-            if name in self._loaded:
-                raise ValueError(f"adapter {name} is loaded already; versions never change, load a new one")
-            if len(self._loaded) - 1 >= self._max_adapters:
-                raise AdapterSlotsFull(
-                    f"{len(self._loaded) - 1} adapters are loaded, the limit is {self._max_adapters}; unload a "
-                    "drained version first or raise max_adapters"
-                )
-            manifest = verify_adapter(directory, base_sha256=self._base_sha256, max_rank=self._max_rank)
-            if manifest.name != name:
-                raise AdapterRejected(f"the directory holds {manifest.name}, not {name}; point at {name}'s directory")
-            check_fit(self._layers, name, directory)
+            check_adapter(name, directory, self.loaded_adapters(), self._limits)
             try:
                 prepared = self._weights.prepare(name, directory)
                 with self._compute:
@@ -238,21 +225,8 @@ class InProcessEngine:
         """Refuse at the entrance what would fail a whole batch later."""
         if self._closed:
             raise EngineClosed("the engine is shut down and takes no requests")
-        if request.adapter not in self._loaded:
-            raise AdapterNotLoaded(
-                f"adapter {request.adapter!r} is not loaded; loaded: {sorted(self.loaded_adapters())}"
-            )
-        ids, sampling = request.prompt_ids, request.sampling
-        if not ids:
-            raise ValueError("the prompt is empty; give at least one token")
-        if len(ids) + sampling.max_tokens > self.context_length:
-            raise PromptTooLong(
-                f"prompt of {len(ids)} tokens and max_tokens {sampling.max_tokens} exceed the model's context of "
-                f"{self.context_length} tokens; shorten the dialogue or lower max_tokens"
-            )
         vocabulary = int(self._config.vocab_size)
-        if min(ids) < 0 or max(ids) >= vocabulary:
-            raise ValueError(f"prompt ids must be from 0 to {vocabulary - 1}, got {min(ids)} to {max(ids)}")
+        check_request(request, self.loaded_adapters(), context_length=self.context_length, vocabulary=vocabulary)
 
     def _answer(self, requests: Sequence[GenerationRequest]) -> list[Outcome]:
         """Group by adapter and run; a group's failure reaches that group's requests only."""

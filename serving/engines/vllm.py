@@ -26,20 +26,20 @@ from typing import TypeVar, cast
 import httpx
 from transformers import AutoConfig, AutoTokenizer
 
-from negotiation.adapter import WEIGHTS_FILE, AdapterName
+from negotiation.adapter import WEIGHTS_FILE
 from negotiation.generation import (
     BASE,
     AdapterNotLoaded,
     GenerationChunk,
     GenerationRequest,
     GenerationResult,
-    PromptTooLong,
     Tokenizer,
 )
-from serving.adapters import AdapterRejected, verify_adapter
+from serving.adapters import AdapterRejected
 from serving.config import VllmSettings
-from serving.engines import AdapterSlotsFull, EngineBusy, EngineClosed, EngineUnavailable, ReplicaStatus
-from serving.engines.adapter_weights import changes_output, check_fit, stored_shapes
+from serving.engines import EngineBusy, EngineClosed, EngineUnavailable, ReplicaStatus
+from serving.engines.adapter_weights import changes_output, stored_shapes
+from serving.engines.checks import AdapterLimits, check_adapter, check_request
 from serving.engines.connections import Connections
 from serving.engines.keeper import Keeper
 from serving.engines.replica import Replica
@@ -67,9 +67,8 @@ class VllmEngine:
         """``transport`` stands in for the network. Raises EngineUnavailable if no server can be used."""
         self._tokenizer = cast(Tokenizer, AutoTokenizer.from_pretrained(model_dir))
         self._vocabulary = int(AutoConfig.from_pretrained(model_dir).vocab_size)
-        self._shapes = stored_shapes(model_dir)
-        self._base_sha256, self._prompts_per_request = base_sha256, settings.prompts_per_request
-        self._max_adapters, self._max_rank, self._max_waiting = max_adapters, max_rank, max_waiting
+        self._limits = AdapterLimits(base_sha256, stored_shapes(model_dir), max_adapters, max_rank)
+        self._prompts_per_request, self._max_waiting = settings.prompts_per_request, max_waiting
         self._waiting = 0
         self._counting = threading.Lock()
         self._closed = False
@@ -147,22 +146,11 @@ class VllmEngine:
         Raises ValueError for a malformed or taken name, AdapterSlotsFull, AdapterRejected (then no replica keeps it),
         EngineUnavailable.
         """
-        AdapterName.parse(name)
         directory = directory.absolute()
         with self._keeper.changing():
             if self._closed:
                 raise EngineClosed("the engine is shut down and loads no adapters")
-            if name in self._keeper.held:
-                raise ValueError(f"adapter {name} is loaded already; versions never change, load a new one")
-            if len(self._keeper.held) >= self._max_adapters:
-                raise AdapterSlotsFull(
-                    f"{len(self._keeper.held)} adapters are loaded, the limit is {self._max_adapters}; unload a "
-                    "drained version first or raise max_adapters (and vLLM's --max-cpu-loras with it)"
-                )
-            manifest = verify_adapter(directory, base_sha256=self._base_sha256, max_rank=self._max_rank)
-            if manifest.name != name:
-                raise AdapterRejected(f"the directory holds {manifest.name}, not {name}; point at {name}'s directory")
-            check_fit(self._shapes, name, directory)
+            manifest = check_adapter(name, directory, self._keeper.held, self._limits)
             wire = f"{name}#{manifest.files[WEIGHTS_FILE][:12]}"
             try:
                 self._keeper.place(name, wire, directory, expect_change=changes_output(directory))
@@ -281,15 +269,4 @@ class VllmEngine:
         """Refuse at the entrance what a server would refuse."""
         if self._closed:
             raise EngineClosed("the engine is shut down and takes no requests")
-        if request.adapter != BASE and request.adapter not in self._keeper.held:
-            raise AdapterNotLoaded(f"adapter {request.adapter!r} is not loaded; loaded: {sorted(self._keeper.held)}")
-        ids, sampling = request.prompt_ids, request.sampling
-        if not ids:
-            raise ValueError("the prompt is empty; give at least one token")
-        if len(ids) + sampling.max_tokens > self.context_length:
-            raise PromptTooLong(
-                f"prompt of {len(ids)} tokens and max_tokens {sampling.max_tokens} exceed the model's context of "
-                f"{self.context_length} tokens; shorten the dialogue or lower max_tokens"
-            )
-        if min(ids) < 0 or max(ids) >= self._vocabulary:
-            raise ValueError(f"prompt ids must be from 0 to {self._vocabulary - 1}, got {min(ids)} to {max(ids)}")
+        check_request(request, self._keeper.held, context_length=self.context_length, vocabulary=self._vocabulary)
