@@ -133,9 +133,9 @@ class ReplicaShown(_Body):
 
 
 class AdaptersShown(_Body):
-    """``pinned`` counts open conversations per adapter version; ``failed`` says why a version was refused.
+    """``pinned`` counts open conversations and running completions by adapter version.
 
-    ``replicas`` is empty with the in-process engine.
+    ``failed`` says why a version was refused; ``replicas`` is empty with the in-process engine.
     """
 
     current: str | None

@@ -1,8 +1,8 @@
 """The service on the bundled model as its own process, with a brake on its engine.
 
-Run: ``python loopback_service.py STATE_DIR``. Prints its address once it accepts connections. A reply (or, streaming,
-its second token) waits until there is a file ``STATE_DIR/go``; it prints ``begun`` when one begins and ``ended`` when
-one is over, finished or cancelled.
+Run: ``python loopback_service.py STATE_DIR [TRUSTED_PROXY]``. Prints its address once it accepts connections. A reply
+(or, streaming, its second token) waits until there is a file ``STATE_DIR/go``. It prints ``begun`` when one begins
+and ``ended`` when it is over, finished or cancelled.
 """
 
 from __future__ import annotations
@@ -87,7 +87,14 @@ def main() -> None:
     sink = SqliteEventLog(state_dir / "events.db")
     source = FreshAdapter(model, state_dir / "registry" / "agent@1")
     app = create_app(settings, engine, AdapterSlots(Role.AGENT), sink, source)
-    serve(app, "127.0.0.1", 0, listener=listener, on_ready=lambda url: print(url, flush=True))
+    serve(
+        app,
+        "127.0.0.1",
+        0,
+        listener=listener,
+        trusted_proxies=sys.argv[2:],
+        on_ready=lambda url: print(url, flush=True),
+    )
     sink.close()
     engine.close()
 

@@ -50,11 +50,11 @@ class Running:
 
 
 @contextmanager
-def service(state_dir: Path) -> Iterator[Running]:
+def service(state_dir: Path, *trusted_proxies: str) -> Iterator[Running]:
     key = KeyStore(state_dir / "keys.json").create_key("acme")
     with (state_dir / "service.log").open("a") as errors:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("loopback_service.py")), str(state_dir)],
+            [sys.executable, str(Path(__file__).with_name("loopback_service.py")), str(state_dir), *trusted_proxies],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -120,14 +120,21 @@ def test_the_openai_client_is_answered(running: Running) -> None:
 
 def test_nobody_names_another_address_for_itself(running: Running) -> None:
     """The service allows three wrong keys a minute; a new X-Forwarded-For each time does not help."""
-    with httpx.Client(base_url=running.url, trust_env=False) as http:
-        wrong = {"Authorization": "Bearer sk-guess"}
-        statuses = [
-            http.get("/v1/models", headers={**wrong, "X-Forwarded-For": f"192.0.2.{number}"}).status_code
+    assert guesses_from_many_addresses(running) == [401, 401, 401, 429, 429]
+    assert httpx.get(f"{running.url}/v1/models", headers=running.headers, trust_env=False).status_code == 200
+
+
+def test_a_trusted_proxy_names_the_addresses_of_its_clients(tmp_path: Path) -> None:
+    with service(tmp_path, "127.0.0.1") as behind_proxy:
+        assert guesses_from_many_addresses(behind_proxy) == [401] * 5
+
+
+def guesses_from_many_addresses(service: Running) -> list[int]:
+    with httpx.Client(base_url=service.url, headers={"Authorization": "Bearer sk-guess"}, trust_env=False) as http:
+        return [
+            http.get("/v1/models", headers={"X-Forwarded-For": f"192.0.2.{number}"}).status_code
             for number in range(5)
         ]
-        assert statuses == [401, 401, 401, 429, 429]
-        assert http.get("/v1/models", headers=running.headers).status_code == 200
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="install curl to run the examples of docs/api.md")
