@@ -80,7 +80,14 @@ class OutcomeReported(BaseModel):
     note: str = ""
 
 
-Payload = Annotated[Opened | Message | Offer | Closed | OutcomeReported, Field(discriminator="type")]
+class Erased(BaseModel):
+    """A tombstone: the tenant had the conversation's text erased. Readers drop what they keep of it."""
+
+    model_config = ConfigDict(frozen=True)
+    type: Literal["erased"] = "erased"
+
+
+Payload = Annotated[Opened | Message | Offer | Closed | OutcomeReported | Erased, Field(discriminator="type")]
 
 
 class ConversationEvent(BaseModel):

@@ -79,6 +79,27 @@ class ChatFormat:
             between = between[len(self._end_of_turn) :]
         return [*self._encode(between), *self._encode_words(message), *self._encode(self._user_tail)]
 
+    def dialogue(self, system_prompt: str, turns: Sequence[str], *, ours_first: bool) -> list[int]:
+        """Ids of a dialogue known as text only, up to our turn: both sides' words in turn, the last one theirs.
+
+        For a dialogue whose tokens nobody kept. Where they were sampled here, :class:`Transcript` has the true ones.
+        """
+        ids: list[int] = []
+        for place, words in enumerate(turns):
+            if (place % 2 == 0) == ours_first:
+                ids = [*(ids or self.opening(system_prompt)), *self._encode_words(words)]
+            elif not ids:
+                ids = self.opening_with(system_prompt, words)
+            else:
+                ids += self.reply(words, turn_ended=False)
+        return ids
+
+    def holds_control_tokens(self, text: str) -> bool:
+        """Whether a text holds tokens that mark turns for the model: it could speak in another role's name."""
+        ids = self._encode(text)
+        plain = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return bool(plain != self.tokenizer.decode(ids, skip_special_tokens=False))
+
     @cached_property
     def _end_of_turn(self) -> str:
         return str(self.tokenizer.decode([self.end_of_turn_id], skip_special_tokens=False))

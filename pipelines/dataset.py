@@ -11,13 +11,18 @@ Finished means: opened, closed and with an outcome, no event missing in between;
 longer than the grace period, in which case success and rewards stay unknown. What comes later is counted as late.
 Memory is bounded by one batch of events and one part.
 
-Left out on purpose: compaction of small parts, and features for training (``pipelines.round`` makes contexts).
+A conversation that was erased before it was written never is, and its events are dropped. One erased later stays in
+the part that holds it, and its tombstone counts as late.
+
+Left out on purpose: compaction of small parts, erasing rows of parts already written, and features for training
+(``pipelines.round`` makes contexts).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +33,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from negotiation.event_log import EventLog, Record
-from negotiation.events import Closed, ConversationEvent, Message, Opened, OutcomeReported
+from negotiation.events import Closed, ConversationEvent, Erased, Message, Opened, OutcomeReported
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason
 from pipelines.event_log import Progress, open_database, transaction
@@ -88,6 +93,7 @@ CREATE TABLE IF NOT EXISTS conversations (
     part TEXT,
     written INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS erased (conversation_id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS open_conversations ON conversations (last_offset)
     WHERE part IS NULL AND closed_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS unwritten ON conversations (part) WHERE part IS NOT NULL AND written = 0;
@@ -175,6 +181,8 @@ class DatasetWriter:
         with transaction(self._assembly) as db:
             for record in records:
                 event, payload = record.event, record.event.payload
+                if _is_erased(db, event.conversation_id):
+                    continue
                 db.execute(
                     "INSERT OR IGNORE INTO conversations (conversation_id) VALUES (?)", (event.conversation_id,)
                 )
@@ -188,6 +196,11 @@ class DatasetWriter:
                         "WHERE conversation_id = ? AND last_sequence < ?",
                         (event.sequence, event.conversation_id, event.sequence),
                     )
+                    continue
+                if isinstance(payload, Erased):
+                    for table in ("pending_events", "conversations"):
+                        db.execute(f"DELETE FROM {table} WHERE conversation_id = ?", (event.conversation_id,))
+                    db.execute("INSERT INTO erased VALUES (?)", (event.conversation_id,))
                     continue
                 inserted = db.execute(
                     "INSERT OR IGNORE INTO pending_events VALUES (?, ?, ?, ?)",
@@ -309,6 +322,11 @@ def conversation_row(events: list[ConversationEvent]) -> dict[str, Any]:
         "opened_at": opened.occurred_at,
         "closed_at": closed.occurred_at,
     }
+
+
+def _is_erased(db: sqlite3.Connection, conversation_id: str) -> bool:
+    query = "SELECT 1 FROM erased WHERE conversation_id = ?"
+    return db.execute(query, (conversation_id,)).fetchone() is not None
 
 
 def _instant(moment: datetime) -> str:

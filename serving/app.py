@@ -19,9 +19,11 @@ from filelock import FileLock, Timeout
 
 from negotiation.event_log import EventSink
 from negotiation.generation import Engine
-from serving import routes
+from serving import openai_routes, routes
+from serving.admission import Admission
 from serving.auth import KeyStore
 from serving.checkpoints import ConversationCheckpoints
+from serving.completions import Completions
 from serving.config import ServingSettings
 from serving.conversations import Conversations
 from serving.desired import AdapterSource
@@ -30,8 +32,10 @@ from serving.errors import install_error_handlers
 from serving.flow import Flow
 from serving.kept_adapters import KeptAdapters, kept_directory
 from serving.metrics import ServiceMetrics
-from serving.middleware import BodyLimit, Measure
+from serving.middleware import BodyLimit, HeaderLimit, Measure
 from serving.outbox import Outbox
+from serving.rate_limits import RateLimits
+from serving.request_ids import RequestIds
 from serving.schemas import AdaptersShown, ReplicaShown
 from serving.slots import AdapterHost, AdapterSlots, LoadFailure, ensure_loaded, reconcile
 from serving.store import ConversationStore
@@ -66,8 +70,14 @@ class SparringService:
     ) -> None:
         self.settings = settings
         self.keys = KeyStore(settings.keys_path)
+        self.limits = RateLimits(
+            requests_per_minute=settings.requests_per_minute,
+            concurrent_requests=settings.concurrent_requests,
+            failed_keys_per_minute=settings.failed_keys_per_minute,
+        )
         self.metrics = ServiceMetrics(lambda: slots.pinned, lambda: engine.replicas)
         self.conversations: Conversations
+        self.completions: Completions
         self._engine = engine
         self._slots = slots
         self._sink = sink
@@ -95,9 +105,11 @@ class SparringService:
             outbox = Outbox(self._sink)
             outbox.start()
             stack.push_async_callback(outbox.close)
+            admission = Admission(settings.max_waiting)
             self.conversations = Conversations(
-                settings, self._slots, checkpoints, store, outbox, self.metrics, self._load_again
+                settings, self._slots, checkpoints, store, outbox, self.metrics, self._load_again, admission
             )
+            self.completions = Completions(settings, self._engine, self._slots, admission, store, self.metrics)
             await self.conversations.recover()
             self._started = True
             for name, seconds, work in (
@@ -174,11 +186,14 @@ def create_app(
     )
     app.state.service = service
     app.include_router(routes.conversations)
+    app.include_router(openai_routes.openai)
     app.include_router(routes.admin)
     app.include_router(routes.health)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(HeaderLimit, limit=settings.max_headers)
     app.add_middleware(Measure, metrics=service.metrics)
+    app.add_middleware(RequestIds)
     return app
 
 

@@ -17,14 +17,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 Scope = Literal["tenant", "admin"]
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class KeyRecord(BaseModel):
-    """One key as kept. ``sha256`` is of the whole plaintext key, lower-case hex."""
+    """One key as kept. ``sha256`` is of the whole plaintext key, lower-case hex.
+
+    Limits of its own win over the service's; 0 is no limit, None the service's.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     id: str
@@ -32,6 +35,12 @@ class KeyRecord(BaseModel):
     scope: Scope = "tenant"
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     created_at: datetime
+    expires_at: AwareDatetime | None = None
+    requests_per_minute: int | None = Field(None, ge=0)
+    concurrent_requests: int | None = Field(None, ge=0)
+
+    def expired(self, now: datetime) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
 
 
 class KeyFileError(ValueError):
@@ -47,7 +56,15 @@ class KeyStore:
         self._records: tuple[KeyRecord, ...] = ()
         self._reload()
 
-    def create_key(self, tenant: str, scope: Scope = "tenant") -> str:
+    def create_key(
+        self,
+        tenant: str,
+        scope: Scope = "tenant",
+        *,
+        expires_at: datetime | None = None,
+        requests_per_minute: int | None = None,
+        concurrent_requests: int | None = None,
+    ) -> str:
         """Make a key and return its plaintext, which is not kept anywhere. Raises ValueError for a bad tenant."""
         if not _TENANT.fullmatch(tenant):
             raise ValueError(
@@ -62,6 +79,9 @@ class KeyStore:
             scope=scope,
             sha256=_digest(plaintext),
             created_at=datetime.now(UTC),
+            expires_at=expires_at,
+            requests_per_minute=requests_per_minute,
+            concurrent_requests=concurrent_requests,
         )
         self._write((*self._records, record))
         return plaintext
@@ -75,13 +95,13 @@ class KeyStore:
         self._write(kept)
 
     def verify(self, plaintext: str) -> KeyRecord | None:
-        """The record of a presented key, or None. Takes the same time for each kept key, match or not."""
+        """The record of a presented key; None for an unknown or expired one. Same time for each kept key."""
         self._reload()
         presented, found = _digest(plaintext), None
         for record in self._records:
             if hmac.compare_digest(record.sha256, presented):
                 found = record
-        return found
+        return None if found is None or found.expired(datetime.now(UTC)) else found
 
     def records(self) -> tuple[KeyRecord, ...]:
         self._reload()

@@ -47,6 +47,8 @@ class ConversationCheckpoints:
             saver = AsyncSqliteSaver(connection, serde=strict)
             await saver.setup()
             await connection.execute("PRAGMA synchronous=FULL")
+            # What is deleted is overwritten, not merely unlinked: see erase.
+            await connection.execute("PRAGMA secure_delete=ON")
             yield cls(graph, saver)
 
     async def run(self, conversation_id: str, step: Step) -> ConversationRecord:
@@ -79,6 +81,13 @@ class ConversationCheckpoints:
                         {"id": conversation_id},
                     )
                 await self._saver.conn.commit()
+
+    async def erase(self, conversation_id: str) -> None:
+        """Delete everything that is kept of a conversation, from the write-ahead log too."""
+        await self._saver.adelete_thread(conversation_id)
+        self._touched.discard(conversation_id)
+        async with self._saver.lock:
+            await self._saver.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _config(conversation_id: str) -> RunnableConfig:

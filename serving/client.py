@@ -1,7 +1,8 @@
 """The client of the HTTP API, for our own workers and for users' code. Free of FastAPI and torch.
 
 Every POST carries an Idempotency-Key, so a request whose answer was lost is safely sent again: connection
-errors, 503 and "in flight" are retried a few times with growing pauses; then the last error is raised.
+errors, 429, 503 and "in flight" are retried a few times with growing pauses, at least as long as the answer asks
+for; then the last error is raised.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class TooLong(RequestRefused):
     """413: the message or body is over the limit."""
 
 
+class RateLimited(RequestRefused):
+    """429: more than this key may ask for, after all retries, or for longer than one try may take."""
+
+
 class Unavailable(RequestRefused):
     """503: not ready or overloaded, after all retries."""
 
@@ -77,6 +82,7 @@ _ERRORS: dict[int, type[RequestRefused]] = {
     404: NotFound,
     409: Conflict,
     413: TooLong,
+    429: RateLimited,
     503: Unavailable,
 }
 
@@ -98,6 +104,7 @@ class SparringClient:
         limits: httpx.Limits | None = None,
     ) -> None:
         self._retries = retries
+        self._longest_wait = timeout_seconds
         self._http = httpx.AsyncClient(
             base_url=base_url,
             timeout=httpx.Timeout(timeout_seconds, connect=5.0),
@@ -145,6 +152,10 @@ class SparringClient:
         """Send the customer's message and wait for the agent's."""
         path = f"/v1/conversations/{conversation_id}/messages"
         return await self._post(path, SendMessage(text=text), MessageAnswered, idempotency_key)
+
+    async def erase_conversation(self, conversation_id: str) -> None:
+        """Have the conversation's text erased. Again is fine. Raises NotFound if there never was one."""
+        await self._request("DELETE", f"/v1/conversations/{conversation_id}")
 
     async def get_conversation(self, conversation_id: str) -> ConversationShown:
         return await self._call("GET", f"/v1/conversations/{conversation_id}", ConversationShown)
@@ -199,10 +210,14 @@ class SparringClient:
         return await self._call("POST", path, answer, json=body.model_dump(mode="json"), headers=headers)
 
     async def _call(self, method: str, path: str, answer: type[_Answer], **options: Any) -> _Answer:
+        return answer.model_validate_json((await self._request(method, path, **options)).content)
+
+    async def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        least = 0.0
         failure: SparringError = Unreachable("no try was made")
         for attempt in range(self._retries + 1):
             if attempt:
-                await asyncio.sleep(min(5.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.5))
+                await asyncio.sleep(max(least, min(5.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.5)))
             try:
                 response = await self._http.request(method, path, **options)
             except httpx.TransportError as error:
@@ -210,12 +225,21 @@ class SparringClient:
                 failure.__cause__ = error
                 continue
             if response.is_success:
-                return answer.model_validate_json(response.content)
+                return response
             refused = _refusal(response)
-            if response.status_code != 503 and refused.code not in _RETRIED_CODES:
+            least = _wait_of(response)
+            if response.status_code not in (429, 503) and refused.code not in _RETRIED_CODES:
+                raise refused
+            if least > self._longest_wait:
                 raise refused
             failure = refused
         raise failure
+
+
+def _wait_of(response: httpx.Response) -> float:
+    """Seconds that the answer asks to wait before the next try."""
+    given = response.headers.get("retry-after", "")
+    return float(given) if given.isdigit() else 0.0
 
 
 def _refusal(response: httpx.Response) -> RequestRefused:

@@ -59,6 +59,19 @@ class ServingSettings(BaseModel):
         1.0, ge=0, le=2, description="Sampling temperature of replies; 1 is what training uses, 0 is greedy."
     )
     max_waiting: int = Field(256, ge=1, le=100_000, description="Replies in progress before 503 is answered.")
+    requests_per_minute: int = Field(
+        12_000, ge=0, le=10_000_000, description="Requests a minute of one API key before 429; 0: no limit."
+    )
+    concurrent_requests: int = Field(
+        128, ge=0, le=100_000, description="Requests of one API key at once before 429; 0: no limit."
+    )
+    failed_keys_per_minute: int = Field(
+        30, ge=0, le=1_000_000, description="Requests a minute of one address without a valid key before 429; 0: any."
+    )
+    max_headers: int = Field(64, ge=16, le=1024, description="Most headers of one request before 431.")
+    trusted_proxies: tuple[str, ...] = Field(
+        (), description="Addresses whose X-Forwarded-For is believed; by default nobody's."
+    )
     reply_timeout_seconds: float = Field(60.0, gt=0, le=3600, description="Longest wait for one reply.")
     reconcile_seconds: float = Field(5.0, gt=0, le=3600, description="Pause between looks at the registry.")
     conversation_ttl_seconds: float = Field(

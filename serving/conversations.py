@@ -27,9 +27,11 @@ from negotiation.catalogue import scenario_named
 from negotiation.generation import AdapterNotLoaded, PromptTooLong
 from negotiation.roles import Role
 from negotiation.scenario import Context, ScenarioError
+from serving.admission import Admission
 from serving.checkpoints import ConversationCheckpoints
 from serving.config import ServingSettings
 from serving.engines import EngineBusy, EngineClosed, EngineUnavailable
+from serving.erasure import Erasure
 from serving.errors import ApiError, not_found
 from serving.flow import (
     Abandon,
@@ -43,6 +45,8 @@ from serving.flow import (
     Say,
     Step,
 )
+from serving.idempotency import fingerprint_of as _fingerprint
+from serving.idempotency import require_same_request
 from serving.metrics import ServiceMetrics
 from serving.outbox import Outbox
 from serving.record import ConversationRecord, StepAnswer
@@ -76,6 +80,7 @@ class Conversations:
         outbox: Outbox,
         metrics: ServiceMetrics,
         load_again: Callable[[str], object],
+        admission: Admission,
     ) -> None:
         """``load_again`` loads a version that is kept on disk; blocking."""
         self._load_again = load_again
@@ -86,8 +91,9 @@ class Conversations:
         self._outbox = outbox
         self._metrics = metrics
         self._pinned: dict[str, str] = {}
-        self._busy: set[str] = set()
-        self._keys_in_flight: set[tuple[str, str]] = set()
+        self._admission = admission
+        self._erasure = Erasure(store, checkpoints, outbox, metrics)
+        self._busy: set[tuple[str, str]] = set()
 
     async def open(self, tenant: str, body: OpenConversation, key: str | None) -> Answer:
         """Open a conversation; the agent speaks at once if it is first. Pinned to the adapter of this moment."""
@@ -97,6 +103,9 @@ class Conversations:
         async with self._lease(identity, tenant, key):
             if key is not None and (answer := await self._stored(tenant, key, fingerprint)) is not None:
                 return answer
+            if key is not None and (row := await self._store.row(identity, tenant)) is not None and row.erased:
+                message = "the conversation that this Idempotency-Key opened was erased: use a fresh key"
+                raise ApiError(409, "conversation_erased", message, param="Idempotency-Key")
             kept = await self._checkpoints.read(identity) if key is not None else None
             if kept is not None and kept.opening is not None:
                 # A crash after the step was kept: the answer is there, it only never went out.
@@ -145,11 +154,33 @@ class Conversations:
         """The conversation as the customer saw it."""
         return (await self._owned_record(tenant, conversation_id)).shown()
 
+    async def erase(self, tenant: str, conversation_id: str) -> None:
+        """Erase the conversation's text here, and tell the event log. Again is fine; unknown and foreign are 404."""
+        async with self._lease(conversation_id, tenant, None):
+            row = await self._store.row(conversation_id, tenant)
+            if row is None:
+                raise not_found(conversation_id)
+            if row.erased and not row.pending:
+                return
+            self._unpin(conversation_id)
+            await self._erasure.erase(conversation_id)
+
+    async def _finish_erasures(self) -> None:
+        for row in await self._store.unfinished_erasures():
+            if (row.tenant, row.id) in self._busy:
+                continue
+            try:
+                async with self._lease(row.id, row.tenant, None):
+                    await self._erasure.finish(row.id)
+            except ApiError as error:
+                log.warning("not erased yet", extra={"conversation_id": row.id, "code": error.code})
+
     async def recover(self) -> int:
         """After a start: finish what a crash left unfinished, and pin the adapters of open conversations again.
 
         Returns how many are open. One whose adapter is gone stays, is answered 503, and expires.
         """
+        await self._finish_erasures()
         still_open = 0
         for row in await self._store.unfinished():
             record = await self._checkpoints.read(row.id)
@@ -169,7 +200,7 @@ class Conversations:
         before = self._store.now() - self._settings.conversation_ttl_seconds
         expired = 0
         for row in await self._store.idle_since(before):
-            if row.id in self._busy:
+            if (row.tenant, row.id) in self._busy:
                 continue
             try:
                 await self._step(row.tenant, row.id, Abandon(), None)
@@ -180,7 +211,8 @@ class Conversations:
         return expired
 
     async def upkeep(self) -> None:
-        """Drop what nobody needs any more: superseded checkpoints, old answers."""
+        """Drop what nobody needs any more: superseded checkpoints, old answers, what an erasure left behind."""
+        await self._finish_erasures()
         await self._checkpoints.prune()
         await self._store.drop_answers(self._store.now() - self._settings.idempotency_ttl_seconds)
 
@@ -297,31 +329,24 @@ class Conversations:
         return context
 
     def _same_request(self, answer: StepAnswer, fingerprint: str) -> None:
-        if answer.fingerprint != fingerprint:
-            message = "this Idempotency-Key was used for another request: use a fresh one"
-            raise ApiError(422, "idempotency_key_reused", message, param="Idempotency-Key")
+        require_same_request(answer.fingerprint, fingerprint)
 
     @asynccontextmanager
     async def _lease(self, conversation_id: str, tenant: str, key: str | None) -> AsyncIterator[None]:
-        """One step at a time per conversation and per key: LangGraph would let two writers fork the thread."""
-        slot = None if key is None else (tenant, key)
-        if conversation_id in self._busy:
-            message = "another message of this conversation is being answered: wait for it"
-            raise ApiError(409, "conversation_busy", message, retry_after=1)
-        if slot is not None and slot in self._keys_in_flight:
-            raise ApiError(409, "request_in_flight", "a request with this Idempotency-Key is running", retry_after=1)
-        if len(self._busy) >= self._settings.max_waiting:
-            limit = self._settings.max_waiting
-            raise ApiError(503, "overloaded", f"{limit} requests are in progress, the limit: retry", retry_after=1)
-        self._busy.add(conversation_id)
-        if slot is not None:
-            self._keys_in_flight.add(slot)
-        try:
-            yield
-        finally:
-            self._busy.discard(conversation_id)
-            if slot is not None:
-                self._keys_in_flight.discard(slot)
+        """One step at a time per conversation and per key: LangGraph would let two writers fork the thread.
+
+        Another tenant's lease of the same id is apart: neither learns from it that the id exists.
+        """
+        lease = (tenant, conversation_id)
+        with self._admission.entered(tenant, key):
+            if lease in self._busy:
+                message = "another message of this conversation is being answered: wait for it"
+                raise ApiError(409, "conversation_busy", message, retry_after=1)
+            self._busy.add(lease)
+            try:
+                yield
+            finally:
+                self._busy.discard(lease)
 
 
 def _validate(context: Context, param: str) -> None:
@@ -340,7 +365,3 @@ def _conversation_id(tenant: str, key: str | None) -> str:
     if key is None:
         return f"conv_{uuid.uuid4().hex}"
     return f"conv_{hashlib.sha256(json.dumps([tenant, key]).encode()).hexdigest()[:32]}"
-
-
-def _fingerprint(target: str, body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps([target, body], sort_keys=True).encode()).hexdigest()

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+
+from serving.schemas import ErrorBody
 
 log = logging.getLogger("serving")
 
@@ -24,6 +27,20 @@ _TYPES = {
     500: "server_error",
     503: "unavailable_error",
     504: "unavailable_error",
+}
+
+
+_DESCRIPTIONS = {
+    400: "The request cannot be read, or asks for what is not supported",
+    401: "No API key, or not a valid one",
+    403: "The key is for other endpoints",
+    404: "There is none of that name for this key",
+    405: "The path has no such method",
+    409: "In conflict with the state of the conversation, or with a request that is running: see Retry-After",
+    413: "Longer than the limit",
+    422: "The request does not fit its schema or the scenario, or its Idempotency-Key was used for another one",
+    429: "Beyond the limits of this key or address: see Retry-After",
+    503: "Not now: see Retry-After",
 }
 
 
@@ -42,6 +59,21 @@ def error_body(status: int, code: str, message: str, param: str | None = None) -
     """The body of every error answer."""
     kind = _TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def declared_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Error answers of an endpoint, for its OpenAPI description."""
+    return {status: {"model": ErrorBody, "description": _DESCRIPTIONS[status]} for status in statuses}
+
+
+def declared_stream(description: str) -> dict[int | str, dict[str, Any]]:
+    """That an endpoint's success may also come as server-sent events, for its OpenAPI description."""
+    event = {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"enum": ["message", "error"]}, "data": {"type": "string"}},
+    }
+    return {200: {"description": description, "content": {"text/event-stream": {"schema": event}}}}
 
 
 def not_found(conversation_id: str) -> ApiError:
@@ -72,6 +104,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def crash(request: Request, error: Exception) -> JSONResponse:
+        headers = getattr(request.state, "answer_headers", {})
         log.error("request failed", extra={"path": request.url.path, "error_type": type(error).__name__})
         message = "the service failed on this request; it was logged. Retry with the same Idempotency-Key"
-        return JSONResponse(error_body(500, "internal_error", message), 500)
+        return JSONResponse(error_body(500, "internal_error", message), 500, headers=headers)

@@ -33,6 +33,10 @@ class ServiceMetrics:
         self.latency = Histogram(
             "sparring_http_seconds", "Seconds to answer", ["method", "route"], buckets=_SECONDS, **on
         )
+        self.erased = Counter("sparring_conversations_erased", "Conversations erased on request", **on)
+        self.completions = Counter(
+            "sparring_chat_completions", "Chat completions answered", ["adapter", "finish_reason"], **on
+        )
         self.swaps = Counter("sparring_adapter_swaps", "Adapter versions taken into service", **on)
         self.swap_failures = Counter(
             "sparring_adapter_swap_failures", "Failed tries to take a version into service", **on

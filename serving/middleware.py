@@ -1,4 +1,4 @@
-"""ASGI middleware: measures answers, and refuses request bodies over the limit before anything reads them whole."""
+"""ASGI middleware: measures answers, and refuses requests over the limits before anything reads them whole."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ class Measure:
             route = getattr(scope.get("route"), "path", "unmatched")
             self._metrics.requests.labels(scope["method"], route, status).inc()
             self._metrics.latency.labels(scope["method"], route).observe(time.perf_counter() - start)
+
+
+class HeaderLimit:
+    """431 naming number and limit. How long headers may be in all is the server's own limit."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and len(scope["headers"]) > self._limit:
+            message = f"the request has {len(scope['headers'])} headers, the limit is {self._limit}: send fewer"
+            await JSONResponse(error_body(431, "too_many_headers", message), 431)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class BodyLimit:

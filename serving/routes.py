@@ -13,9 +13,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from serving.auth import KeyRecord, KeyStore
+from serving.completions import Completions
 from serving.conversations import Conversations
-from serving.errors import ApiError
+from serving.errors import ApiError, declared_errors, declared_stream
 from serving.metrics import ServiceMetrics
+from serving.rate_limits import RateLimits
 from serving.schemas import (
     AdaptersShown,
     ConversationOpened,
@@ -34,8 +36,10 @@ class Service(Protocol):
     """What the endpoints act on; kept as ``app.state.service``."""
 
     keys: KeyStore
+    limits: RateLimits
     metrics: ServiceMetrics
     conversations: Conversations
+    completions: Completions
 
     def not_ready(self) -> list[str]: ...
 
@@ -59,32 +63,47 @@ def service_of(request: Request) -> Service:
 ServiceOf = Annotated[Service, Depends(service_of)]
 
 
-def _key(service: Service, bearer: HTTPAuthorizationCredentials | None) -> KeyRecord:
+async def key_of(request: Request, service: ServiceOf, bearer: _Bearer) -> AsyncIterator[KeyRecord]:
+    """The key that the request came with, counted against its limits until the answer is sent."""
+    record = None if bearer is None else service.keys.verify(bearer.credentials)
+    if record is None:
+        await service.limits.failed_key("unknown" if request.client is None else request.client.host)
     if bearer is None:
         raise ApiError(401, "missing_api_key", "send an API key: Authorization: Bearer sk-...")
-    record = service.keys.verify(bearer.credentials)
     if record is None:
-        raise ApiError(401, "invalid_api_key", "the API key is not known: check it, or have one made")
-    return record
+        raise ApiError(401, "invalid_api_key", "the API key is unknown or has expired: check it, or have one made")
+    async with service.limits.held(record, request.state.answer_headers):
+        yield record
 
 
-async def tenant_of(service: ServiceOf, bearer: _Bearer) -> str:
+_Key = Annotated[KeyRecord, Depends(key_of)]
+
+
+async def tenant_of(key: _Key) -> str:
     """The tenant that the key belongs to; there is no other way to name one."""
-    record = _key(service, bearer)
-    if record.scope != "tenant":
+    if key.scope != "tenant":
         raise ApiError(403, "wrong_key_scope", "this is an admin key: use a tenant's key here")
-    return record.tenant
+    return key.tenant
 
 
-async def require_admin(service: ServiceOf, bearer: _Bearer) -> None:
-    if _key(service, bearer).scope != "admin":
+async def require_admin(key: _Key) -> None:
+    if key.scope != "admin":
         raise ApiError(403, "wrong_key_scope", "this needs an admin key")
 
 
 Tenant = Annotated[str, Depends(tenant_of)]
 
-conversations = APIRouter(prefix="/v1/conversations", tags=["conversations"])
-admin = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(require_admin)])
+conversations = APIRouter(
+    prefix="/v1/conversations",
+    tags=["conversations"],
+    responses=declared_errors(400, 401, 403, 404, 409, 413, 422, 429, 503),
+)
+admin = APIRouter(
+    prefix="/admin",
+    tags=["admin"],
+    dependencies=[Depends(require_admin)],
+    responses=declared_errors(401, 403, 429, 503),
+)
 health = APIRouter(tags=["health"])
 
 
@@ -96,7 +115,11 @@ async def open_conversation(
     return JSONResponse(await service.conversations.open(tenant, body, idempotency_key), 201)
 
 
-@conversations.post("/{conversation_id}/messages", response_model=MessageAnswered)
+@conversations.post(
+    "/{conversation_id}/messages",
+    response_model=MessageAnswered,
+    responses=declared_stream("The reply; with `stream`, server-sent events that end with `[DONE]`"),
+)
 async def send_message(
     conversation_id: str,
     body: SendMessage,
@@ -115,6 +138,13 @@ async def send_message(
 async def show_conversation(conversation_id: str, tenant: Tenant, service: ServiceOf) -> ConversationShown:
     """The conversation as the customer saw it."""
     return await service.conversations.show(tenant, conversation_id)
+
+
+@conversations.delete("/{conversation_id}", status_code=204)
+async def erase_conversation(conversation_id: str, tenant: Tenant, service: ServiceOf) -> Response:
+    """Erase the conversation's text. Again is fine; it can not be undone."""
+    await service.conversations.erase(tenant, conversation_id)
+    return Response(status_code=204)
 
 
 @conversations.post("/{conversation_id}/outcome", status_code=201, response_model=OutcomeRecorded)
@@ -153,7 +183,7 @@ async def alive() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@health.get("/readyz")
+@health.get("/readyz", responses=declared_errors(503))
 async def ready(service: ServiceOf) -> JSONResponse:
     """Whether conversations can be served; 503 says why not."""
     reasons = service.not_ready()

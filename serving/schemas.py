@@ -19,6 +19,21 @@ class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ErrorDetail(_Body):
+    """``code`` is stable; ``param`` names the offending field or header, where there is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(_Body):
+    """The one shape of every error."""
+
+    error: ErrorDetail
+
+
 class AgentView(_Body):
     """Private views the service may know: the agent's. The customer's private side is never accepted."""
 
@@ -118,9 +133,9 @@ class ReplicaShown(_Body):
 
 
 class AdaptersShown(_Body):
-    """``pinned`` counts open conversations per adapter version; ``failed`` says why a version was refused.
+    """``pinned`` counts open conversations and running completions by adapter version.
 
-    ``replicas`` is empty with the in-process engine.
+    ``failed`` says why a version was refused; ``replicas`` is empty with the in-process engine.
     """
 
     current: str | None

@@ -11,13 +11,15 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import HANDLED_SIGNALS
+
+from serving.request_ids import AddRequestId
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
@@ -46,6 +48,7 @@ def log_json(level: int = logging.INFO) -> None:
     """Send the service's and uvicorn's log to standard error as JSON lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
+    handler.addFilter(AddRequestId())
     for name in ("serving", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
@@ -75,10 +78,12 @@ def serve(
     *,
     listener: socket.socket | None = None,
     shutdown_seconds: int = 20,
+    trusted_proxies: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then finish running requests. ``on_ready`` is called with the base URL.
 
+    The address of a client is that of its connection; only ``trusted_proxies`` may name another one for it.
     Give ``listener`` (from :func:`bind`) to have the port before a slow start. Raises AddressUnavailable, and
     RuntimeError if the application failed to start.
     """
@@ -90,6 +95,9 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        # uvicorn would believe X-Forwarded-For from loopback, and what the environment names.
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
         timeout_graceful_shutdown=shutdown_seconds,
         lifespan="on",
     )

@@ -39,6 +39,7 @@ def serve(
             settings.serving.port,
             listener=listener,
             shutdown_seconds=settings.serving.shutdown_seconds,
+            trusted_proxies=settings.serving.trusted_proxies,
             on_ready=lambda url: say(f"serving at {url} (docs: {url}/docs)"),
         )
 

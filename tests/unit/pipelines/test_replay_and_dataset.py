@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from negotiation.corpus import CorpusError
 from negotiation.deal_or_no_deal import DealOrNoDeal
-from negotiation.events import Closed, ConversationEvent, Message, Opened, OutcomeReported, Payload
+from negotiation.events import Closed, ConversationEvent, Erased, Message, Opened, OutcomeReported, Payload
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason
 from pipelines import dataset as dataset_module
@@ -149,6 +149,41 @@ def test_a_closed_conversation_waits_for_its_outcome_for_the_grace_period(tmp_pa
     writer.consume()
     assert writer.late_events() == 1
     assert len(rows(tmp_path / "data")) == 1
+
+
+@pytest.mark.parametrize("said", [1, 4, 5])
+@pytest.mark.parametrize("together", [True, False])
+def test_an_erased_conversation_is_dropped_and_stays_dropped(tmp_path: Path, said: int, together: bool) -> None:
+    log = SqliteEventLog(tmp_path / "events.db")
+    events = conversation("a")
+    tombstone = events[0].model_copy(update={"sequence": said, "payload": Erased()})
+    far = timedelta(days=10_000)
+    writer = DatasetWriter(log, tmp_path / "data", outcome_grace=far)
+    log.append([*events[: min(said, 4)], *conversation("b")])
+    if not together:
+        writer.consume()
+    # A whole conversation with its outcome would be written at once, so both come in one batch.
+    log.append([*events[4:said], tombstone])
+    assert writer.consume().conversations == (1 if together else 0)
+    assert [row["conversation_id"] for row in rows(tmp_path / "data")] == ["b"]
+    assert writer.unfinished() == 0
+    # Delivered again, as after a crash before the commit.
+    writer._take(log.poll("again", 100))
+    writer.consume()
+    assert writer.unfinished() == 0
+    writer.close()
+    assert [row["conversation_id"] for row in rows(tmp_path / "data")] == ["b"]
+
+
+def test_a_conversation_erased_after_it_was_written_counts_as_late(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "events.db")
+    events = conversation("a")
+    log.append(events)
+    writer = DatasetWriter(log, tmp_path / "data")
+    assert writer.consume().conversations == 1
+    log.append([events[0].model_copy(update={"sequence": len(events), "payload": Erased()})])
+    assert writer.consume().conversations == 0
+    assert writer.late_events() == 1
 
 
 def test_a_second_writer_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:

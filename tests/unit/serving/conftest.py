@@ -167,6 +167,25 @@ def tokenizer(tiny_model_dir: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_model_dir)
 
 
+def build_shop(
+    folder: Path, tokenizer: Any, sink: MemorySink | None = None, champion: str | None = "agent@1", **changes: Any
+) -> Shop:
+    """A service on ``folder``, not started."""
+    settings = ServingSettings(**{"state_dir": folder, "max_tokens": 32, "reconcile_seconds": 60, **changes})
+    keys = {}
+    store = KeyStore(settings.keys_path)
+    for who, scope in (("acme", "tenant"), ("rival", "tenant"), ("root", "admin")):
+        keys[who] = store.create_key(who, scope)
+    engine, slots = ScriptedEngine(tokenizer), AdapterSlots(Role.AGENT)
+    sink = sink or MemorySink()
+    source = DirectorySource(folder / "registry", champion)
+    app = create_app(settings, engine, slots, sink, source)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    headers = {"Authorization": f"Bearer {keys['acme']}"}
+    client = httpx.AsyncClient(transport=transport, base_url="http://shop", headers=headers)
+    return Shop(settings, engine, slots, sink, source, app, client, keys)
+
+
 @pytest.fixture
 def make_shop(tmp_path: Path, tokenizer: Any) -> MakeShop:
     """An async context manager that starts a service on ``tmp_path``; start it again to restart it."""
@@ -175,23 +194,19 @@ def make_shop(tmp_path: Path, tokenizer: Any) -> MakeShop:
     async def make(
         sink: MemorySink | None = None, champion: str | None = "agent@1", **changes: Any
     ) -> AsyncIterator[Shop]:
-        settings = ServingSettings(**{"state_dir": tmp_path, "max_tokens": 32, "reconcile_seconds": 60, **changes})
-        keys = {}
-        store = KeyStore(settings.keys_path)
-        for who, scope in (("acme", "tenant"), ("rival", "tenant"), ("root", "admin")):
-            keys[who] = store.create_key(who, scope)
-        engine, slots = ScriptedEngine(tokenizer), AdapterSlots(Role.AGENT)
-        sink = sink or MemorySink()
-        source = DirectorySource(tmp_path / "registry", champion)
-        app = create_app(settings, engine, slots, sink, source)
-        async with app.router.lifespan_context(app):
-            await app.state.service.reconcile()
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            headers = {"Authorization": f"Bearer {keys['acme']}"}
-            async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=headers) as client:
-                yield Shop(settings, engine, slots, sink, source, app, client, keys)
+        shop = build_shop(tmp_path, tokenizer, sink, champion, **changes)
+        async with shop.app.router.lifespan_context(shop.app), shop.client:
+            await shop.app.state.service.reconcile()
+            yield shop
 
     return make
+
+
+@pytest.fixture(scope="session")
+def idle_shop(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Shop:
+    """A service that is not started: for whoever runs the application on an event loop of its own."""
+    limits = {"requests_per_minute": 0, "failed_keys_per_minute": 0, "reconcile_seconds": 3600}
+    return build_shop(tmp_path_factory.mktemp("idle-shop"), tokenizer, **limits)
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -39,6 +41,27 @@ def test_keys_made_and_revoked_elsewhere_count_at_once(tmp_path):
     assert serving.verify(plaintext) is None
     with pytest.raises(KeyError, match=record.id):
         operator.revoke(record.id)
+
+
+def test_an_expired_key_is_no_key(tmp_path):
+    store = KeyStore(tmp_path / "keys.json")
+    now = datetime.now(UTC)
+    past = store.create_key("acme", expires_at=now - timedelta(seconds=1))
+    future = store.create_key("acme", expires_at=now + timedelta(hours=1), requests_per_minute=5)
+    assert store.verify(past) is None
+    record = KeyStore(tmp_path / "keys.json").verify(future)
+    assert record is not None
+    assert (record.requests_per_minute, record.concurrent_requests) == (5, None)
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path):
+    store = KeyStore(tmp_path / "keys.json")
+    plaintext = store.create_key("acme")
+    kept = json.loads((tmp_path / "keys.json").read_text())
+    for added in ("expires_at", "requests_per_minute", "concurrent_requests"):
+        del kept["keys"][0][added]
+    (tmp_path / "keys.json").write_text(json.dumps(kept))
+    assert KeyStore(tmp_path / "keys.json").verify(plaintext) is not None
 
 
 @pytest.mark.parametrize("tenant", ["", "Acme", "../x", "a" * 64, "a b", "-a"])

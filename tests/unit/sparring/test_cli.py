@@ -129,6 +129,30 @@ def test_a_key_is_shown_once_and_kept_as_a_hash_only(cli: CliRunner, tmp_path: P
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
+def test_keys_are_listed_without_secrets_and_revoked_by_id(cli: CliRunner, tmp_path: Path) -> None:
+    limits = ["--expires-in-days", "2", "--requests-per-minute", "9", "--concurrent-requests", "0"]
+    made = cli.invoke(app, ["keys", "create", "--tenant", "acme", "--json", *limits])
+    key = json.loads(made.stdout)["key"]
+    cli.invoke(app, ["keys", "create", "--tenant", "rival", "--admin"])
+    listed = json.loads(cli.invoke(app, ["keys", "list", "--json"]).stdout)
+    assert [(entry["tenant"], entry["scope"], entry["expired"]) for entry in listed] == [
+        ("acme", "tenant", False),
+        ("rival", "admin", False),
+    ]
+    assert (listed[0]["requests_per_minute"], listed[0]["concurrent_requests"]) == (9, 0)
+    table = cli.invoke(app, ["keys", "list"]).stdout
+    secret = json.loads((tmp_path / "var" / "keys.json").read_text())["keys"][0]["sha256"]
+    for shown in (table, json.dumps(listed)):
+        assert listed[0]["id"] in shown
+        assert key not in shown
+        assert secret not in shown
+    assert cli.invoke(app, ["keys", "revoke", listed[0]["id"]]).exit_code == 0
+    assert [entry["tenant"] for entry in json.loads(cli.invoke(app, ["keys", "list", "--json"]).stdout)] == ["rival"]
+    again = cli.invoke(app, ["keys", "revoke", listed[0]["id"]])
+    assert again.exit_code == 1
+    assert f"no: no key '{listed[0]['id']}'" in again.stderr
+
+
 def test_a_bad_tenant_is_refused(cli: CliRunner) -> None:
     result = cli.invoke(app, ["keys", "create", "--tenant", "../etc"])
     assert result.exit_code == 2
