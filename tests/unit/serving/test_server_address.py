@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -29,6 +30,22 @@ def test_a_port_just_left_can_be_taken_again():
         with socket.create_connection(("127.0.0.1", port)):
             first.accept()[0].close()
     bind("127.0.0.1", port).close()
+
+
+async def test_answers_are_not_held_back_for_more_to_come():
+    """asyncio turns Nagle's algorithm off only where it sees that a socket is TCP."""
+    seen = asyncio.Queue()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        own = writer.get_extra_info("socket")
+        await seen.put(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with bind("127.0.0.1", 0) as listener:
+        async with await asyncio.start_server(accept, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await seen.get() != 0
+            writer.close()
 
 
 def test_log_lines_are_json_with_their_fields():

@@ -56,6 +56,11 @@ class Load:
         }
 
 
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each figure over repetitions."""
+    return {name: float(np.median([run.get(name, float("nan")) for run in runs])) for name in runs[0]}
+
+
 @dataclass(frozen=True)
 class Target:
     """Where requests go and what they say. ``body`` makes the n-th request's."""

@@ -1,0 +1,81 @@
+"""Parts of ``bench/serving.py`` without a server: an instant model behind the application, and the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from serving_load import Target, at_rate, medians
+from serving_on_vllm import TOKENS, wait_for
+
+from negotiation.catalogue import scenario_named
+from negotiation.generation import BASE, GenerationRequest, Sampling
+from negotiation.roles import Role
+from negotiation.transcript import ChatFormat
+from serving.auth import KeyStore
+from sparring.compose import open_engine
+from sparring.models import resolve_base_model
+from sparring.settings import load_settings
+
+
+def stub(folder: Path, repeats: int, seconds: float) -> dict[str, Any]:
+    """Latency with a model that answers at once, at two rates."""
+    script = str(Path(__file__).with_name("serving_stub.py"))
+    state = folder / "stub"
+    state.mkdir()
+    key = KeyStore(state / "keys.json").create_key("bench")
+    body = {"model": "sparring-agent", "messages": [{"role": "user", "content": "hello"}]}
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for _ in range(repeats):
+        for kind in ("bare", "sparring"):
+            line = [sys.executable, script, str(state), kind]
+            with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+                assert process.stdout is not None
+                url = process.stdout.readline().strip()
+                target = Target(f"{url}/v1/chat/completions", {"Authorization": f"Bearer {key}"}, lambda n: body)
+                wait_for(lambda target=target: httpx.post(target.url, json=body, headers=target.headers).is_success)
+                for rate in (100, 1000):
+                    figures = asyncio.run(at_rate(target, rate, seconds)).figures()
+                    runs.setdefault(str(rate), {}).setdefault(kind, []).append(figures)
+                process.terminate()
+    return {rate: {kind: medians(figures) for kind, figures in kinds.items()} for rate, kinds in runs.items()}
+
+
+async def in_process(repeats: int) -> dict[str, float]:
+    """Tokens a second: 32 concurrent callers of the engine, and transformers' generate on the same prompts."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    model = resolve_base_model("bundled")
+    engine = open_engine(load_settings(None), model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model.path, padding_side="left")
+    plain: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32).eval()
+    scenario, chat = scenario_named("telesales"), ChatFormat(engine.tokenizer)
+    texts = [scenario.system_prompt(Role.AGENT, scenario.generate(seed)) for seed in range(32)]
+    prompts = [tuple(chat.opening(text)) for text in texts]
+    sampling = Sampling(max_tokens=TOKENS, temperature=0.0)
+    padded = tokenizer.pad({"input_ids": [list(prompt) for prompt in prompts]}, return_tensors="pt")
+    rates: dict[str, list[float]] = {"engine": [], "generate": []}
+    for _ in range(repeats + 1):
+        begun = time.perf_counter()
+        results = await asyncio.gather(
+            *(engine.generate_async(GenerationRequest(p, BASE, sampling)) for p in prompts)
+        )
+        rates["engine"].append(sum(len(r.token_ids) for r in results) / (time.perf_counter() - begun))
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            made = plain.generate(
+                **padded, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, use_cache=True
+            )
+        rates["generate"].append((made.shape[1] - padded["input_ids"].shape[1]) * 32 / (time.perf_counter() - begun))
+    engine.close()
+    # The first of each warms up.
+    medians = {name: statistics.median(values[1:]) for name, values in rates.items()}
+    return {**medians, "ratio": medians["engine"] / medians["generate"]}
