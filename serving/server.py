@@ -58,7 +58,7 @@ def log_json(level: int = logging.INFO) -> None:
 def bind(host: str, port: int) -> socket.socket:
     """Take the address before anything slow is loaded. Raises AddressUnavailable, saying what to do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol left at 0 asyncio does not know that it is TCP and leaves Nagle's algorithm on: 40 ms an answer.
+    # With the protocol left at 0 asyncio does not see that it is TCP and leaves Nagle's algorithm on: +40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
