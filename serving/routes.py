@@ -55,7 +55,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
