@@ -62,7 +62,7 @@ async def show_scenarios(tenant: Tenant) -> ScenariosShown:
 async def draw_scenario(
     name: str, tenant: Tenant, service: ServiceOf, idempotency_key: IdempotencyKey = None
 ) -> JSONResponse:
-    """Draw a scenario and open a conversation on it; answers with the customer's card, never with the agent's side."""
+    """Draw a scenario and open a conversation on it; answers with the customer's card, not the agent's side."""
     drawn = await practice.draw(service.conversations, tenant, name, idempotency_key)
     return JSONResponse(drawn.model_dump(mode="json"), 201)
 

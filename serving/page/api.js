@@ -29,7 +29,8 @@ export class Problem extends Error {
     super(title);
     Object.assign(this, { status, code, title, advice, detail, retryAfter });
     // Whether it is certain that the service did not take the message. If not, only the same one may follow.
-    this.refused = status >= 400 && status < 500 || status === 503;
+    this.refused = (status >= 400 && status < 500) || status === 503;
+    this.forGood = status === 413 || status === 422;
   }
 }
 

@@ -33,7 +33,7 @@ async function enter(key) {
   sessionStorage.setItem(KEY, key);
   byId("key").value = "";
   const saved = JSON.parse(sessionStorage.getItem(TALK) ?? "null");
-  if (saved) return takeUp(saved, (one) => one.resume(), scenarios);
+  if (saved && known(saved.drawn?.scenario)) return takeUp(saved, (one) => one.resume(), scenarios);
   choose(scenarios);
 }
 

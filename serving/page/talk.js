@@ -3,7 +3,8 @@
 
 import { Problem, freshKey } from "./api.js";
 import { DealOrNoDeal } from "./deal.js";
-import { byId, capitalised, el, facts } from "./dom.js";
+import { byId, el, facts } from "./dom.js";
+import { Log } from "./log.js";
 import { parse, preview } from "./moves.js";
 import { Telesales } from "./telesales.js";
 
@@ -21,8 +22,10 @@ export const known = (scenario) => Object.hasOwn(TABLES, scenario);
 export class Talk {
   #busy = false;
   #closed = false;
+  #stopped = false;
   #table = null;
   #used = new Set();
+  #log = new Log(byId("log"));
 
   // `saved` is {drawn, draft, pending}; `hooks` are save(saved), unauthorised(problem), again(scenario), leave().
   constructor(api, saved, hooks) {
@@ -38,34 +41,41 @@ export class Talk {
   start() {
     const { conversation } = this.saved.drawn;
     if (conversation.message) this.#agentSays(conversation.message);
-    else this.#remark("You speak first. Say what you are looking for.");
     this.#settle(conversation.state);
   }
 
   // Shows a conversation as the service keeps it: after a reload, or when it is unclear what was taken.
   async resume() {
-    const record = await this.api.show(this.id);
-    this.#begin();
-    for (const turn of record.turns) {
-      if (turn.role === "agent") this.#agentSays(turn);
-      else this.#iSay(turn.text, true);
+    // Nothing may be sent meanwhile: it would be drawn over.
+    this.#working(true);
+    try {
+      const record = await this.api.show(this.id);
+      if (this.#stopped) return;
+      this.#begin();
+      for (const turn of record.turns) {
+        if (turn.role === "agent") this.#agentSays(turn);
+        else this.#iSay(turn.text, true);
+      }
+      this.#settle(record.state);
+    } finally {
+      this.#working(false);
     }
-    if (!record.turns.length) this.#remark("You speak first. Say what you are looking for.");
-    this.#settle(record.state);
     if (this.saved.pending && !this.#closed) {
       this.#hold(new Problem({ code: "no_answer", detail: "The page was closed before the answer came." }));
     }
   }
 
+  // From here on another talk has the screen.
   stop() {
-    this.#closed = true;
+    this.#stopped = true;
     clearInterval(this.countdown);
   }
 
   #begin() {
-    const { scenario, public: publicPart, card, conversation } = this.saved.drawn;
+    const { scenario, public: publicPart, card, conversation, first_speaker: first } = this.saved.drawn;
     this.#table = new TABLES[scenario](publicPart, card);
-    byId("log").replaceChildren();
+    this.#log.clear();
+    if (first === "counterpart") this.#log.remark("You speak first. Say what you are looking for.");
     byId("card-body").replaceChildren(...this.#table.renderCard());
     byId("card-brief").textContent = this.#table.brief;
     byId("adapter").textContent = conversation.adapter;
@@ -125,40 +135,42 @@ export class Talk {
     this.#working(true);
     this.#calm();
     this.#closeOffer();
-    const mine = this.#provisional("me", parse(pending.message).words || "…");
-    const theirs = this.#provisional("agent", "");
-    theirs.classList.add("typing");
+    const mine = this.#log.provisional("me", parse(pending.message).words || "…");
+    const theirs = this.#log.provisional("agent", "");
     try {
-      const answer = await this.api.send(this.id, pending.message, pending.key, (written) => {
-        theirs.classList.toggle("typing", !preview(written));
-        theirs.firstChild.textContent = preview(written);
-        this.#scroll();
-      });
+      const answer = await this.api.send(this.id, pending.message, pending.key, (written) => theirs.show(preview(written)));
+      if (this.#stopped) return;
       this.#keep({ pending: null });
       this.#working(false);
-      if (again) return await this.resume();
+      if (again) return this.#reload();
       mine.remove();
       theirs.remove();
       this.#iSay(pending.message);
       if (answer.reply) this.#agentSays(answer.reply);
-      else if (answer.state === "open") this.#remark("The agent has not answered yet.");
+      else if (answer.state === "open") this.#log.remark("The agent has not answered yet.");
       this.#settle(answer.state);
       this.#refocus();
     } catch (error) {
+      if (this.#stopped) return;
       theirs.remove();
       this.#working(false);
       const problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
-      if (problem.refused) {
+      // A retry that is refused for now says nothing about the first try: only a refusal for good does.
+      if (problem.refused && (!again || problem.forGood)) {
         mine.remove();
         this.#giveBack(pending);
       }
       if (problem.status === 401 || problem.status === 403) return this.hooks.unauthorised(problem);
       if (problem.code === "conversation_closed") {
         this.#keep({ pending: null });
-        return this.resume().catch((failure) => this.#warn(failure));
+        return this.#reload();
       }
       this.#hold(problem);
     }
+  }
+
+  #reload() {
+    this.resume().catch((problem) => this.#warn(problem, { label: "Show the talk", act: () => this.#reload() }));
   }
 
   // The service did not take it: what was typed goes back into the field, before anything typed since.
@@ -169,6 +181,7 @@ export class Talk {
   }
 
   #hold(problem) {
+    if (!this.saved.pending) return this.#warn(problem, { label: "Show the talk", act: () => this.#reload() });
     const resend = () => {
       if (byId("text").value.trim() === this.saved.pending.typed) {
         byId("text").value = "";
@@ -215,44 +228,11 @@ export class Talk {
 
   #iSay(text, recorded = false) {
     this.#used.add(parse(text).words);
-    this.#bubble("me", "You", this.#table.hear("me", text, null, recorded));
+    this.#log.add("me", this.#table.hear("me", text, null, recorded));
   }
 
   #agentSays(reply) {
-    this.#bubble("agent", "Agent", this.#table.hear("agent", reply.text, reply.move, false));
-  }
-
-  #bubble(by, who, { words, chip, terms, note, voided }) {
-    const line = el("div", { class: `turn ${by}` }, el("span", { class: "hidden-visually" }, `${who}: `));
-    if (words) line.append(el("p", { class: "words" }, words));
-    if (chip) {
-      const pause = () => el("i", { class: "hidden-visually" }, ": ");
-      line.append(el("p", { class: "chip" }, el(terms ? "span" : "b", {}, chip),
-        terms ? el("b", {}, pause(), capitalised(terms)) : null, note ? el("small", {}, pause(), note) : null));
-    }
-    if (voided) {
-      const why = by === "agent" ? "The offer in this message does not count." : "Your message holds no valid move.";
-      line.append(el("p", { class: "void" }, why));
-    }
-    if (!words && !chip && !voided) line.append(el("p", { class: "words silent" }, "says nothing"));
-    byId("log").append(line);
-    this.#scroll();
-  }
-
-  #provisional(by, words) {
-    // Outside the accessible tree: only whole messages are read out.
-    const line = el("div", { class: `turn ${by} provisional`, "aria-hidden": "true" }, el("p", { class: "words" }, words));
-    byId("log").append(line);
-    this.#scroll();
-    return line;
-  }
-
-  #remark(text) {
-    byId("log").append(el("p", { class: "remark" }, text));
-  }
-
-  #scroll() {
-    byId("log").scrollTop = byId("log").scrollHeight;
+    this.#log.add("agent", this.#table.hear("agent", reply.text, reply.move, false));
   }
 
   #working(busy) {
@@ -289,7 +269,7 @@ export class Talk {
     byId("offer-toggle").setAttribute("aria-expanded", "true");
     byId("suggestions").replaceChildren();
     if (focus) byId("offer").querySelector("input:checked, button").focus();
-    this.#scroll();
+    this.#log.toEnd();
   }
 
   #closeOffer() {
@@ -341,6 +321,6 @@ export class Talk {
         el("button", { class: "secondary", type: "button", onclick: () => this.hooks.leave() }, "Choose another")));
     title.focus({ preventScroll: true });
     section.scrollIntoView({ block: "nearest" });
-    this.#scroll();
+    this.#log.toEnd();
   }
 }

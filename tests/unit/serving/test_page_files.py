@@ -1,4 +1,4 @@
-"""The page's files as they are served: a strict policy, nothing inline, nothing from elsewhere, nothing beside them."""
+"""The page's files as they are served: a strict policy, nothing inline, nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_the_policy_forbids_whatever_it_does_not_name():
     assert "unsafe" not in CONTENT_SECURITY_POLICY
 
 
-@pytest.mark.parametrize("path", ["/page/", "/page/absent.js", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/page/__init__.py"])
+@pytest.mark.parametrize(
+    "path", ["/page/", "/page/absent.js", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/page/__init__.py"]
+)
 async def test_nothing_else_is_served(shop, path):
     assert (await shop.client.get(path)).status_code == 404
 
@@ -63,3 +65,36 @@ def test_each_import_and_reference_is_a_file_of_the_page():
             wanted |= set(re.findall(r'from "\./([^"]+)"', text(name)))
     assert wanted
     assert wanted <= set(NAMES)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2.2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("front", "back", "least"),
+    [
+        ("ink", "paper", 7),
+        ("ink", "surface", 7),
+        ("ink", "tint", 7),
+        ("soft", "paper", 4.5),
+        ("soft", "surface", 4.5),
+        ("accent", "paper", 4.5),
+        ("accent", "tint", 4.5),
+        ("on-accent", "accent", 4.5),
+        ("on-accent", "accent-strong", 4.5),
+        ("alarm", "surface", 4.5),
+        ("alarm", "paper", 4.5),
+        ("edge", "paper", 3),
+        ("edge", "surface", 3),
+    ],
+)
+def test_colours_are_told_apart_in_both_schemes(scheme, front, back, least):
+    blocks = re.findall(r":root \{(.*?)\}", text("page.css"), flags=re.DOTALL)
+    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", blocks[scheme]))
+    light, dark = sorted((luminance(colours[front]), luminance(colours[back])), reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= least
