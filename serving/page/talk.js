@@ -82,6 +82,7 @@ export class Talk {
     byId("version").hidden = false;
     byId("text").value = this.saved.draft ?? "";
     byId("outcome").hidden = true;
+    byId("outcome").replaceChildren();
     byId("dock").hidden = false;
     this.#calm();
     this.#closeOffer();
@@ -237,13 +238,13 @@ export class Talk {
 
   #working(busy) {
     this.#busy = busy;
-    byId("log").setAttribute("aria-busy", String(busy));
     this.#update();
   }
 
   #update() {
     const stating = this.#table.stating;
     const label = this.#table.acceptLabel;
+    byId("log").setAttribute("aria-busy", String(this.#busy));
     byId("accept").hidden = !label;
     byId("accept").textContent = label ?? "";
     byId("offer-toggle").hidden = byId("composer").hidden = stating;

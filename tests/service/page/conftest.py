@@ -23,6 +23,7 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
 expect = playwright.expect
+expect.set_options(timeout=15_000)  # the machine may be busy; nothing here is about speed
 
 MESSAGES = re.compile(r"/v1/conversations/[^/]+/messages$")
 STARTING_SECONDS = 120
@@ -118,8 +119,15 @@ class Player:
     def settled(self) -> None:
         """Until the last message is answered and shown."""
         expect(self.page.locator("#talk")).to_be_visible()
+        expect(self.page.locator("#log")).to_have_attribute("aria-busy", "false")
         expect(self.page.locator(".provisional")).to_have_count(0)
         expect(self.page.locator(".turn, .remark").first).to_be_visible()
+
+    def again(self) -> None:
+        """Another talk after the one that has ended."""
+        self.page.get_by_role("button", name="Negotiate again").click()
+        expect(self.page.locator("#outcome")).to_be_hidden()
+        self.settled()
 
     def say(self, text: str) -> None:
         self.page.get_by_label("Your message").fill(text)
@@ -128,7 +136,7 @@ class Player:
 
     @property
     def over(self) -> bool:
-        return bool(self.page.locator("#outcome .figure").count()) or self.page.locator("#outcome").is_visible()
+        return bool(self.page.locator("#outcome").is_visible())
 
     @property
     def accept(self) -> Any:

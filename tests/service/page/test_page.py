@@ -47,9 +47,7 @@ def test_a_vehicle_is_bought_with_the_mouse(player: Any) -> None:
     while not bargain(player):
         # A talk that ran out of turns is an end too, but not the one to be shown.
         player.figure()
-        page.get_by_role("button", name="Negotiate again").click()
-        player.settled()
-        expect(page.locator("#outcome")).to_be_hidden()
+        player.again()
     budget = number_after("Your budget", page.locator("#card-body").inner_text())
     figure = player.figure()
     outcome = page.locator("#outcome").inner_text()
@@ -74,8 +72,7 @@ def test_a_split_is_agreed_with_the_mouse(player: Any) -> None:
     # An agent that agrees at once is as good as one who has to be agreed with: then comes the statement.
     while not page.get_by_role("button", name="State this share").is_visible():
         if player.over:
-            page.get_by_role("button", name="Negotiate again").click()
-            player.settled()
+            player.again()
         elif player.accept.is_visible():
             player.accept.click()
             player.settled()
