@@ -13,7 +13,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from serving import practice
-from serving.errors import ApiError
+from serving.errors import ApiError, declared_errors
 from serving.practice import PracticeDrawn, PracticeOutcome, ScenariosShown
 from serving.routes import IdempotencyKey, ServiceOf, Tenant
 
@@ -35,7 +35,7 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 
-scenarios = APIRouter(prefix="/v1/scenarios", tags=["practice"])
+scenarios = APIRouter(prefix="/v1", tags=["practice"], responses=declared_errors(401, 403, 422, 429, 503))
 page = APIRouter(include_in_schema=False)
 
 
@@ -52,13 +52,15 @@ def _packaged() -> dict[str, tuple[bytes, str]]:
 _FILES = _packaged()
 
 
-@scenarios.get("")
+@scenarios.get("/scenarios")
 async def show_scenarios(tenant: Tenant) -> ScenariosShown:
     """The scenarios that a person can practise, and what each is about."""
     return practice.scenarios_shown()
 
 
-@scenarios.post("/{name}/draw", status_code=201, response_model=PracticeDrawn)
+@scenarios.post(
+    "/scenarios/{name}/draw", status_code=201, response_model=PracticeDrawn, responses=declared_errors(404, 409, 413)
+)
 async def draw_scenario(
     name: str, tenant: Tenant, service: ServiceOf, idempotency_key: IdempotencyKey = None
 ) -> JSONResponse:
@@ -67,7 +69,7 @@ async def draw_scenario(
     return JSONResponse(drawn.model_dump(mode="json"), 201)
 
 
-@scenarios.post("/outcome/{conversation_id}")
+@scenarios.post("/conversations/{conversation_id}/score", responses=declared_errors(404, 409))
 async def score_practice(conversation_id: str, tenant: Tenant, service: ServiceOf) -> PracticeOutcome:
     """What a closed conversation on a drawn scenario was worth to the customer. Puts its outcome on record, once."""
     return await practice.outcome(service.conversations, tenant, conversation_id)

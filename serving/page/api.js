@@ -12,6 +12,7 @@ const ADVICE = {
   conversation_busy: ["Your last message is still being answered.", "Send again in a moment: it counts once."],
   request_in_flight: ["Your last message is still being answered.", "Send again in a moment: it counts once."],
   conversation_not_found: ["This conversation is gone.", "Start a new one."],
+  conversation_erased: ["This conversation was erased.", "Start a new one."],
   no_adapter: ["No agent is in service yet.", "Try again in a moment."],
 };
 const ADVICE_BY_STATUS = {
@@ -47,7 +48,7 @@ export class Api {
   scenarios = () => this.#json("GET", "/v1/scenarios");
   draw = (name, key) => this.#json("POST", `/v1/scenarios/${encodeURIComponent(name)}/draw`, key);
   show = (id) => this.#json("GET", `/v1/conversations/${encodeURIComponent(id)}`);
-  outcome = (id) => this.#json("POST", `/v1/scenarios/outcome/${encodeURIComponent(id)}`);
+  outcome = (id) => this.#json("POST", `/v1/conversations/${encodeURIComponent(id)}/score`);
 
   // Sends a message and returns the whole answer; `onPreview` gets the reply as far as it is written.
   async send(id, text, key, onPreview) {

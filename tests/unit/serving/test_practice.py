@@ -27,7 +27,7 @@ def opened_event(shop, drawn) -> Opened:
 
 
 def outcome_of(shop, drawn):
-    return shop.client.post(f"/v1/scenarios/outcome/{drawn['conversation']['id']}")
+    return shop.client.post(f"/v1/conversations/{drawn['conversation']['id']}/score")
 
 
 def error_code(response) -> tuple[int, str]:
@@ -148,10 +148,10 @@ async def test_what_cannot_be_scored_says_why(shop):
     assert error_code(await outcome_of(shop, drawn)) == (409, "conversation_open")
     live = await shop.open()
     await shop.say(live["id"], "No. [quit]")
-    refused = await shop.client.post(f"/v1/scenarios/outcome/{live['id']}")
+    refused = await shop.client.post(f"/v1/conversations/{live['id']}/score")
     assert error_code(refused) == (409, "not_drawn")
     foreign = await shop.client.post(
-        f"/v1/scenarios/outcome/{drawn['conversation']['id']}", headers=shop.headers("rival")
+        f"/v1/conversations/{drawn['conversation']['id']}/score", headers=shop.headers("rival")
     )
     assert error_code(foreign) == (404, "conversation_not_found")
 
@@ -160,7 +160,7 @@ async def test_practice_needs_a_tenants_key(shop):
     for method, path in (
         ("GET", "/v1/scenarios"),
         ("POST", "/v1/scenarios/telesales/draw"),
-        ("POST", "/v1/scenarios/outcome/conv_0"),
+        ("POST", "/v1/conversations/conv_0/score"),
     ):
         anonymous = await shop.client.request(method, path, headers={"Authorization": ""})
         assert error_code(anonymous) == (401, "missing_api_key")
