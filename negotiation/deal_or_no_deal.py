@@ -99,6 +99,11 @@ class DealOrNoDeal:
     """The scenario; stateless."""
 
     name: ClassVar[str] = "deal-or-no-deal"
+    title: ClassVar[str] = "Deal or no deal"
+    about: ClassVar[str] = (
+        "Books, hats and balls are to be shared. Each is worth something else to each side: "
+        "agree on a split that is worth much to you."
+    )
     max_turns: ClassVar[int] = 14
 
     def generate(self, seed: int) -> Context:

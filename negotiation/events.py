@@ -24,7 +24,8 @@ _NAMESPACE = uuid.UUID("6f2f6c1e-6f0b-5d0e-9c43-2f3f6a3a9a01")
 
 
 class Opened(BaseModel):
-    """A conversation began. ``context`` has the agent's view only, unless the source knows both (a replay)."""
+    """A conversation began. ``context`` has the agent's view only, unless the source knows both (a replay,
+    a practice talk that the service drew itself)."""
 
     model_config = ConfigDict(frozen=True)
     type: Literal["opened"] = "opened"

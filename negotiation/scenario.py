@@ -115,6 +115,9 @@ class Scenario(Protocol):
     """A kind of negotiation."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    about: ClassVar[str]
+    """What the customer is there to do, said to the person who plays the customer."""
     max_turns: ClassVar[int]
 
     def generate(self, seed: int) -> Context:

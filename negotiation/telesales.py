@@ -101,6 +101,10 @@ class VehicleTelesales:
     """The scenario; stateless."""
 
     name: ClassVar[str] = "telesales"
+    title: ClassVar[str] = "Buy a vehicle"
+    about: ClassVar[str] = (
+        "A seller is on the line. You know what you need and what you can spend: get the right vehicle for less."
+    )
     max_turns: ClassVar[int] = 16
 
     def generate(self, seed: int) -> Context:

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from negotiation.event_log import EventSink
 from negotiation.generation import Engine
-from serving import openai_routes, routes
+from serving import openai_routes, page_routes, routes
 from serving.admission import Admission
 from serving.auth import KeyStore
 from serving.checkpoints import ConversationCheckpoints
@@ -189,6 +189,8 @@ def create_app(
     app.include_router(openai_routes.openai)
     app.include_router(routes.admin)
     app.include_router(routes.health)
+    app.include_router(page_routes.scenarios)
+    app.include_router(page_routes.page)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(HeaderLimit, limit=settings.max_headers)

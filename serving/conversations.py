@@ -21,7 +21,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from negotiation.catalogue import scenario_named
 from negotiation.generation import AdapterNotLoaded, PromptTooLong
@@ -97,8 +97,27 @@ class Conversations:
 
     async def open(self, tenant: str, body: OpenConversation, key: str | None) -> Answer:
         """Open a conversation; the agent speaks at once if it is first. Pinned to the adapter of this moment."""
-        context = self._context(body)
         fingerprint = _fingerprint("open", body.model_dump(mode="json"))
+        return await self._open(tenant, self._context(body), body.source, body.labels, key, fingerprint)
+
+    async def open_drawn(
+        self, tenant: str, context: Context, labels: dict[str, str], key: str | None, request: dict[str, Any]
+    ) -> Answer:
+        """Open a conversation on a context that this service drew itself, the customer's side included.
+
+        ``request`` is what was asked for: a retry with the same key gets the conversation of the first draw.
+        """
+        return await self._open(tenant, context, "simulated", labels, key, _fingerprint("draw", request))
+
+    async def _open(
+        self,
+        tenant: str,
+        context: Context,
+        source: Literal["live", "simulated"],
+        labels: dict[str, str],
+        key: str | None,
+        fingerprint: str,
+    ) -> Answer:
         identity = _conversation_id(tenant, key)
         async with self._lease(identity, tenant, key):
             if key is not None and (answer := await self._stored(tenant, key, fingerprint)) is not None:
@@ -120,8 +139,8 @@ class Conversations:
                     tenant=tenant,
                     adapter=adapter,
                     context=context,
-                    source=body.source,
-                    labels=body.labels,
+                    source=source,
+                    labels=labels,
                 )
                 record = await self._run(identity, Step(command=command, key=key, fingerprint=fingerprint))
             except BaseException:
@@ -153,6 +172,10 @@ class Conversations:
     async def show(self, tenant: str, conversation_id: str) -> ConversationShown:
         """The conversation as the customer saw it."""
         return (await self._owned_record(tenant, conversation_id)).shown()
+
+    async def record(self, tenant: str, conversation_id: str) -> ConversationRecord:
+        """All that is kept of it, private sides included: to work with, never to answer with."""
+        return await self._owned_record(tenant, conversation_id)
 
     async def erase(self, tenant: str, conversation_id: str) -> None:
         """Erase the conversation's text here, and tell the event log. Again is fine; unknown and foreign are 404."""

@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
 
+from negotiation.catalogue import NAMES
+
 pytestmark = pytest.mark.service
 
 EXAMPLES = 40
@@ -61,11 +63,17 @@ def make_it_real(case: Any, data: st.DataObject, document: Any, shop: Any) -> No
     if "conversation_id" in (case.path_parameters or {}):
         opening = document["/v1/conversations"]["POST"].Case(body=shop.opening(data.draw(st.integers(0, 50))))
         case.path_parameters["conversation_id"] = opening.call(headers=shop.headers("acme")).json()["id"]
-        if case.path.endswith("/outcome"):
-            said = document[case.path.replace("/outcome", "/messages")]["POST"]
+        if case.path.endswith("/score"):
+            drawing = document["/v1/scenarios/{name}/draw"]["POST"].Case(path_parameters={"name": "telesales"})
+            drawn = drawing.call(headers=shop.headers("acme")).json()
+            case.path_parameters["conversation_id"] = drawn["conversation"]["id"]
+        if case.path.endswith(("/outcome", "/score")):
+            said = document["/v1/conversations/{conversation_id}/messages"]["POST"]
             said.Case(path_parameters=case.path_parameters, body={"text": "[quit]"}).call(
                 headers=shop.headers("acme")
             )
+    elif "name" in (case.path_parameters or {}):
+        case.path_parameters["name"] = data.draw(st.sampled_from(NAMES))
     elif "model" in (case.path_parameters or {}):
         case.path_parameters["model"] = "sparring-agent"
     elif case.path == "/v1/conversations":

@@ -16,6 +16,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/messages", {"text": "Hello"}),
     ("POST", "/messages", {"text": "Hello", "stream": True}),
     ("POST", "/outcome", {"agreed": False}),
+    ("POST", "/score", None),
     ("POST", "/outcome", {"agreed": False, "counterpart_view": {"budget": 1}}),
 ]
 
