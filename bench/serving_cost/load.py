@@ -1,4 +1,4 @@
-"""Load for ``bench/serving.py``: so many requests at once, or so many a second, and how long each took.
+"""Load for ``bench/serving_cost``: so many requests at once, or so many a second, and how long each took.
 
 aiohttp rather than httpx, because the generator shares the machine with what it measures and must not be the slower
 of the two.

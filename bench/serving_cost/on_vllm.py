@@ -1,4 +1,4 @@
-"""Parts of ``bench/serving.py`` that need a vLLM server: what the service adds to it, and a swap under load."""
+"""Parts of ``bench/serving_cost`` that need a vLLM server: what the service adds to it, and a swap under load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import typer
-from serving_load import Load, Target, at_once, medians
+from load import Load, Target, at_once, medians
 
 from negotiation.adapter import AdapterName
 from negotiation.catalogue import scenario_named

