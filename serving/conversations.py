@@ -264,6 +264,8 @@ class Conversations:
                 if key is not None and kept.last is not None and kept.last.key == key:
                     self._same_request(kept.last, fingerprint)
                     return kept.last.body
+                # Settling cleared the mark; the step that comes now needs its own.
+                await self._store.begin(conversation_id, tenant, key)
             record = await self._run(conversation_id, Step(command=command, key=key, fingerprint=fingerprint))
             return await self._finish(record)
 
