@@ -9,48 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
-from typing import Protocol
 
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
+from opentelemetry.trace import Tracer
 
 from negotiation.event_log import EventSink
-from negotiation.generation import Engine
 from serving import openai_routes, page_routes, routes
 from serving.admission import Admission
 from serving.auth import KeyStore
-from serving.checkpoints import ConversationCheckpoints
 from serving.completions import Completions
 from serving.config import ServingSettings
 from serving.conversations import Conversations
 from serving.desired import AdapterSource
-from serving.engines import ReplicaStatus
 from serving.errors import install_error_handlers
 from serving.flow import Flow
 from serving.kept_adapters import KeptAdapters, kept_directory
+from serving.measured_engine import MeasuredEngine, ServingEngine
 from serving.metrics import ServiceMetrics
 from serving.middleware import BodyLimit, HeaderLimit, Measure
 from serving.outbox import Outbox
 from serving.rate_limits import RateLimits
 from serving.request_ids import RequestIds
 from serving.schemas import AdaptersShown, ReplicaShown
-from serving.slots import AdapterHost, AdapterSlots, LoadFailure, ensure_loaded, reconcile
-from serving.store import ConversationStore
+from serving.slots import AdapterSlots, LoadFailure, ensure_loaded, reconcile
+from serving.storage import open_storage
+from serving.tracing import NO_TRACES, TraceRequests, open_tracing
 from serving.upkeep import every
 
 log = logging.getLogger("serving")
 
 UPKEEP_SECONDS = 10.0
-
-
-class ServingEngine(Engine, AdapterHost, Protocol):
-    """An engine that can also prove what a loaded adapter answers, and tell of the servers behind it."""
-
-    @property
-    def replicas(self) -> tuple[ReplicaStatus, ...]: ...
 
 
 class StateInUse(RuntimeError):
@@ -67,6 +61,7 @@ class SparringService:
         slots: AdapterSlots,
         sink: EventSink,
         source: AdapterSource | None,
+        tracer: Tracer | None,
     ) -> None:
         self.settings = settings
         self.keys = KeyStore(settings.keys_path)
@@ -75,10 +70,18 @@ class SparringService:
             concurrent_requests=settings.concurrent_requests,
             failed_keys_per_minute=settings.failed_keys_per_minute,
         )
-        self.metrics = ServiceMetrics(lambda: slots.pinned, lambda: engine.replicas)
+        self.metrics = ServiceMetrics(lambda: slots.pinned, lambda: slots.held, lambda: engine.replicas)
+        self.tracer = NO_TRACES
+        self._given_tracer = tracer
         self.conversations: Conversations
         self.completions: Completions
-        self._engine = engine
+        self._engine = MeasuredEngine(
+            engine,
+            self.metrics,
+            lambda: self.tracer,
+            server_address=socket.gethostname(),
+            content=settings.traces_message_content,
+        )
         self._slots = slots
         self._sink = sink
         self._source = None if source is None else KeptAdapters(source, settings.adapters_dir)
@@ -92,24 +95,34 @@ class SparringService:
         settings = self.settings
         async with AsyncExitStack() as stack:
             stack.enter_context(_sole_use(settings))
+            self.tracer = self._given_tracer or stack.enter_context(open_tracing(settings, socket.gethostname()))
             flow = Flow(
                 self._engine,
                 max_tokens=settings.max_tokens,
                 temperature=settings.temperature,
                 timeout_seconds=settings.reply_timeout_seconds,
             )
-            store = ConversationStore(settings.state_dir / "serving.db")
-            stack.callback(store.close)
-            path = settings.state_dir / "checkpoints.db"
-            checkpoints = await stack.enter_async_context(ConversationCheckpoints.open(path, flow.graph()))
+            storage = await stack.enter_async_context(
+                open_storage(settings, flow.graph(), self.metrics.observe_checkpoint)
+            )
             outbox = Outbox(self._sink)
             outbox.start()
             stack.push_async_callback(outbox.close)
             admission = Admission(settings.max_waiting)
             self.conversations = Conversations(
-                settings, self._slots, checkpoints, store, outbox, self.metrics, self._load_again, admission
+                settings,
+                self._slots,
+                storage.checkpoints,
+                storage.store,
+                outbox,
+                self.metrics,
+                self._load_again,
+                storage.leases,
+                admission,
             )
-            self.completions = Completions(settings, self._engine, self._slots, admission, store, self.metrics)
+            self.completions = Completions(
+                settings, self._engine, self._slots, admission, storage.store, self.metrics
+            )
             await self.conversations.recover()
             self._started = True
             for name, seconds, work in (
@@ -127,12 +140,16 @@ class SparringService:
         if self._source is None:
             return
         async with self._reconciling:
+            start = time.perf_counter()
             report = await asyncio.to_thread(reconcile, self._source, self._engine, self._slots)
+            seconds = time.perf_counter() - start
         if report.switched:
             self.metrics.swaps.inc()
+            self.metrics.swap_seconds.labels("switched").observe(seconds)
             log.info("adapter in service", extra={"adapter": report.current, "unloaded": report.unloaded})
         if report.failure is not None and report.failure != self._last_failure:
             self.metrics.swap_failures.inc()
+            self.metrics.swap_seconds.labels("failed").observe(seconds)
             log.error("adapter refused", extra={"adapter": report.failure.name, "why": report.failure.reason})
         self._last_failure = report.failure
 
@@ -169,9 +186,10 @@ def create_app(
     slots: AdapterSlots,
     sink: EventSink,
     source: AdapterSource | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
-    """The application. The caller keeps, and closes, what it handed in."""
-    service = SparringService(settings, engine, slots, sink, source)
+    """The application. The caller keeps, and closes, what it handed in. ``tracer`` stands in for the settings'."""
+    service = SparringService(settings, engine, slots, sink, source, tracer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -195,6 +213,7 @@ def create_app(
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(HeaderLimit, limit=settings.max_headers)
     app.add_middleware(Measure, metrics=service.metrics)
+    app.add_middleware(TraceRequests, tracer=lambda: service.tracer)
     app.add_middleware(RequestIds)
     return app
 

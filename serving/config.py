@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
 
 class EngineSettings(BaseModel):
@@ -81,6 +83,57 @@ class ServingSettings(BaseModel):
         86_400.0, gt=0, le=30 * 86_400, description="How long an answer is kept for its Idempotency-Key."
     )
     shutdown_seconds: int = Field(20, ge=1, le=600, description="Grace for running requests at shutdown.")
+    checkpoints_url: SecretStr | None = Field(
+        None,
+        description="Where conversations are kept: postgresql://user:password@host/database, shared by any number "
+        "of replicas. Without it, SQLite files in state_dir.",
+    )
+    checkpoints_pool_size: int = Field(
+        10, ge=1, le=1000, description="Postgres connections for checkpoints, and as many again for the index."
+    )
+    checkpoints_timeout_seconds: float = Field(
+        5.0, gt=0, le=60, description="Longest wait for a Postgres connection before 503 is answered."
+    )
+    conversation_retention_seconds: float = Field(
+        90 * 86_400.0,
+        gt=0,
+        le=10 * 366 * 86_400,
+        description="A conversation closed for longer is erased here (not from the event log); open ones never are.",
+    )
+    traces_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s/]+/\S*$",
+        description="OTLP/HTTP address for traces, path included: http://collector:4318/v1/traces. Without it, none.",
+    )
+    traces_message_content: bool = Field(
+        False,
+        description="Put prompts and replies into traces: personal data, and the agent's private limits. Off by "
+        "default; the receiver must be allowed to hold both.",
+    )
+
+    @field_validator("checkpoints_url")
+    @classmethod
+    def _is_postgres(cls, value: SecretStr | None) -> SecretStr | None:
+        # The address is never quoted: it holds a password.
+        if value is None:
+            return None
+        url = value.get_secret_value()
+        if not url.startswith(("postgresql://", "postgres://")):
+            raise ValueError(
+                "must be postgresql://user:password@host/database (or postgres://...); leave it out for SQLite files "
+                "in state_dir"
+            )
+        try:
+            parts = conninfo_to_dict(url)
+        except ProgrammingError:
+            parts = {"host": "@"}
+        # libpq would name such a host or database in its errors, and with it the rest of the password.
+        if any("@" in str(parts.get(part, "")) for part in ("host", "port", "dbname")):
+            raise ValueError(
+                "cannot be read as postgresql://user:password@host/database: percent-encode what is special in the "
+                "user and the password (@ is %40, / is %2F)"
+            )
+        return value
 
     @property
     def keys_path(self) -> Path:

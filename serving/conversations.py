@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol
 
@@ -47,11 +47,14 @@ from serving.flow import (
 )
 from serving.idempotency import fingerprint_of as _fingerprint
 from serving.idempotency import require_same_request
+from serving.leases import Leases, LeaseTaken
+from serving.log_context import enter_conversation
 from serving.metrics import ServiceMetrics
 from serving.outbox import Outbox
 from serving.record import ConversationRecord, StepAnswer
 from serving.schemas import ConversationShown, OpenConversation, ReportOutcome, SendMessage
-from serving.store import ConversationStore
+from serving.storage_errors import conversation_busy
+from serving.store import ConversationRow, ConversationStore
 
 log = logging.getLogger("serving")
 
@@ -69,7 +72,7 @@ class AdapterPins(Protocol):
 
 
 class Conversations:
-    """The conversations of all tenants. One instance per process, one process per state directory."""
+    """The conversations of all tenants. One instance per process; several processes where ``leases`` are shared."""
 
     def __init__(
         self,
@@ -80,10 +83,12 @@ class Conversations:
         outbox: Outbox,
         metrics: ServiceMetrics,
         load_again: Callable[[str], object],
+        leases: Leases,
         admission: Admission,
     ) -> None:
         """``load_again`` loads a version that is kept on disk; blocking."""
         self._load_again = load_again
+        self._leases = leases
         self._settings = settings
         self._pins = pins
         self._checkpoints = checkpoints
@@ -147,6 +152,7 @@ class Conversations:
                 if await self._checkpoints.read(identity) is None:
                     self._unpin(identity)
                     await self._store.forget(identity)
+                    await self._checkpoints.drop(identity)
                 raise
             return await self._finish(record)
 
@@ -190,13 +196,10 @@ class Conversations:
 
     async def _finish_erasures(self) -> None:
         for row in await self._store.unfinished_erasures():
-            if (row.tenant, row.id) in self._busy:
-                continue
-            try:
-                async with self._lease(row.id, row.tenant, None):
-                    await self._erasure.finish(row.id)
-            except ApiError as error:
-                log.warning("not erased yet", extra={"conversation_id": row.id, "code": error.code})
+            await self._alone(row, self._finish_erasure)
+
+    async def _finish_erasure(self, row: ConversationRow) -> None:
+        await self._erasure.finish(row.id)
 
     async def recover(self) -> int:
         """After a start: finish what a crash left unfinished, and pin the adapters of open conversations again.
@@ -204,19 +207,14 @@ class Conversations:
         Returns how many are open. One whose adapter is gone stays, is answered 503, and expires.
         """
         await self._finish_erasures()
-        still_open = 0
         for row in await self._store.unfinished():
-            record = await self._checkpoints.read(row.id)
-            if record is None:
-                await self._store.forget(row.id)
-                continue
-            if row.pending or record.state.closed is not None:
-                await self._settle(record)
-            if record.state.closed is None:
-                still_open += 1
-                await self._pin_again(record)
-        log.info("recovered", extra={"open_conversations": still_open})
-        return still_open
+            if row.pending:
+                await self._alone(row, self._settle_again)
+        still_open = await self._store.open_now()
+        for row in still_open:
+            await self._pin_again(row)
+        log.info("recovered", extra={"open_conversations": len(still_open)})
+        return len(still_open)
 
     async def expire(self) -> int:
         """Close conversations that nobody has touched for longer than the time to live. Returns how many."""
@@ -234,10 +232,17 @@ class Conversations:
         return expired
 
     async def upkeep(self) -> None:
-        """Drop what nobody needs any more: superseded checkpoints, old answers, what an erasure left behind."""
+        """Drop what nobody needs any more (superseded checkpoints, old answers and talks), finish what was left."""
         await self._finish_erasures()
+        now = self._store.now()
         await self._checkpoints.prune()
-        await self._store.drop_answers(self._store.now() - self._settings.idempotency_ttl_seconds)
+        await self._store.drop_answers(now - self._settings.idempotency_ttl_seconds)
+        for row in await self._store.closed_before(now - self._settings.conversation_retention_seconds):
+            await self._alone(row, self._retire)
+        if self._leases.shared:
+            await self._follow_other_replicas()
+        for row in await self._store.pending_since(now - self._settings.reply_timeout_seconds):
+            await self._alone(row, self._settle_again)
 
     async def _step(self, tenant: str, conversation_id: str, command: Command, key: str | None) -> Answer:
         fingerprint = _fingerprint(conversation_id, command.model_dump(mode="json"))
@@ -245,6 +250,8 @@ class Conversations:
             row, answer = await self._store.begin(conversation_id, tenant, key)
             if row is None:
                 raise not_found(conversation_id)
+            if self._leases.shared and row.open and conversation_id not in self._pinned:
+                await self._pin_again(row)
             if answer is not None:
                 self._same_request(StepAnswer(key=key, **vars(answer)), fingerprint)
                 return answer.body
@@ -257,6 +264,8 @@ class Conversations:
                 if key is not None and kept.last is not None and kept.last.key == key:
                     self._same_request(kept.last, fingerprint)
                     return kept.last.body
+                # Settling cleared the mark; the step that comes now needs its own.
+                await self._store.begin(conversation_id, tenant, key)
             record = await self._run(conversation_id, Step(command=command, key=key, fingerprint=fingerprint))
             return await self._finish(record)
 
@@ -326,15 +335,50 @@ class Conversations:
         self._pinned[conversation_id] = adapter
         return adapter
 
-    async def _pin_again(self, record: ConversationRecord) -> None:
+    async def _alone(self, row: ConversationRow, work: Callable[[ConversationRow], Awaitable[None]]) -> None:
+        """Do the upkeep of a conversation, unless somebody works on it: then there is a next time."""
         try:
-            await asyncio.to_thread(self._load_again, record.adapter)
-            self._pins.pin(record.adapter)
+            async with self._lease(row.id, row.tenant, None):
+                await work(row)
+        except ApiError as error:
+            if error.code != "conversation_busy":
+                raise
+
+    async def _settle_again(self, row: ConversationRow) -> None:
+        """Finish a step that a crash may have left unfinished."""
+        record = await self._checkpoints.read(row.id)
+        if record is None:
+            self._unpin(row.id)
+            await self._store.forget(row.id)
+        else:
+            await self._settle(record)
+
+    async def _retire(self, row: ConversationRow) -> None:
+        """The retention of a closed conversation is over. Its checkpoints first: a crash between is made good."""
+        await self._checkpoints.drop(row.id)
+        await self._store.retire(row.id)
+
+    async def _follow_other_replicas(self) -> None:
+        """Hold the adapters of conversations that others opened; let go of those that others closed."""
+        settled = set(self._pinned) - {identity for _, identity in self._busy}
+        rows = {row.id: row for row in await self._store.open_now()}
+        busy = {identity for _, identity in self._busy}
+        for identity in settled - rows.keys() - busy:
+            self._unpin(identity)
+        for identity in rows.keys() - self._pinned.keys() - busy:
+            await self._pin_again(rows[identity])
+
+    async def _pin_again(self, row: ConversationRow) -> None:
+        try:
+            await asyncio.to_thread(self._load_again, row.adapter)
+            if row.id in self._pinned:
+                return
+            self._pins.pin(row.adapter)
         except (LookupError, ValueError, OSError, RuntimeError) as error:
-            why = {"conversation_id": record.id, "adapter": record.adapter, "why": str(error)}
+            why = {"conversation_id": row.id, "adapter": row.adapter, "why": str(error)}
             log.error("the adapter of an open conversation is gone", extra=why)
         else:
-            self._pinned[record.id] = record.adapter
+            self._pinned[row.id] = row.adapter
 
     def _unpin(self, conversation_id: str) -> None:
         adapter = self._pinned.pop(conversation_id, None)
@@ -361,13 +405,17 @@ class Conversations:
         Another tenant's lease of the same id is apart: neither learns from it that the id exists.
         """
         lease = (tenant, conversation_id)
+        names = [f"conversation {json.dumps(lease)}", *([] if key is None else [f"key {json.dumps([tenant, key])}"])]
+        enter_conversation(conversation_id)
         with self._admission.entered(tenant, key):
             if lease in self._busy:
-                message = "another message of this conversation is being answered: wait for it"
-                raise ApiError(409, "conversation_busy", message, retry_after=1)
+                raise conversation_busy()
             self._busy.add(lease)
             try:
-                yield
+                async with self._leases.hold(names):
+                    yield
+            except LeaseTaken as error:
+                raise conversation_busy() from error
             finally:
                 self._busy.discard(lease)
 

@@ -104,7 +104,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def crash(request: Request, error: Exception) -> JSONResponse:
+        # The template and not the path: a client writes into that what it likes.
+        route = getattr(request.scope.get("route"), "path", "unmatched")
+        log.error("request failed", extra={"route": route, "error_type": type(error).__name__})
         headers = getattr(request.state, "answer_headers", {})
-        log.error("request failed", extra={"path": request.url.path, "error_type": type(error).__name__})
         message = "the service failed on this request; it was logged. Retry with the same Idempotency-Key"
         return JSONResponse(error_body(500, "internal_error", message), 500, headers=headers)

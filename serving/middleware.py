@@ -35,8 +35,7 @@ class Measure:
             await self._app(scope, receive, watched)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
-            self._metrics.requests.labels(scope["method"], route, status).inc()
-            self._metrics.latency.labels(scope["method"], route).observe(time.perf_counter() - start)
+            self._metrics.observe_http(scope["method"], route, status, time.perf_counter() - start)
 
 
 class HeaderLimit:

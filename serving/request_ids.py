@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import uuid
-from contextvars import ContextVar
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.log_context import request_id
+
 HEADER = "x-request-id"
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-
-request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The id of the request that is being answered. Not reset afterwards: the server logs a crash in the same task."""
 
 
 class RequestIds:
@@ -42,13 +39,3 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, stamped)
-
-
-class AddRequestId(logging.Filter):
-    """Lets every record through, with the id of the request that it was written for, if there is one."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        identity = request_id.get()
-        if identity is not None and not hasattr(record, "request_id"):
-            record.request_id = identity
-        return True

@@ -6,22 +6,30 @@ directory) and TLS (that is the proxy's work).
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import HANDLED_SIGNALS
 
-from serving.request_ids import AddRequestId
+from serving.log_context import LogContext
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+_OWN = ("serving", "uvicorn")
+_LIBRARIES = ("aiosqlite", "asyncio", "langgraph", "opentelemetry", "psycopg", "sqlalchemy")
+"""Below WARNING some of these write the values of statements."""
 
 
 class AddressUnavailable(OSError):
@@ -29,7 +37,10 @@ class AddressUnavailable(OSError):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message and the record's extra fields."""
+    """One JSON object a line: time, level, logger, message and the record's extra fields.
+
+    Of an exception it writes where and what kind, never its words: they may quote what a customer wrote.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -43,16 +54,33 @@ class JsonLines(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)
 
+    def formatException(self, ei: Any) -> str:
+        lines: list[str] = []
+        error: BaseException | None = ei[1]
+        while error is not None:
+            lines.append(_kind(error))
+            frames = traceback.extract_tb(error.__traceback__)
+            lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return "\n".join(lines)
+
 
 def log_json(level: int = logging.INFO) -> None:
-    """Send the service's and uvicorn's log to standard error as JSON lines."""
+    """Send the service's, uvicorn's and the libraries' log to standard error as JSON lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    handler.addFilter(AddRequestId())
-    for name in ("serving", "uvicorn"):
+    handler.addFilter(LogContext())
+    for name in (*_OWN, *_LIBRARIES):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+        logger.setLevel(level if name in _OWN else max(level, logging.WARNING))
+
+
+def _kind(error: BaseException) -> str:
+    number = errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    state = getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorname", None) or number
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    return f"{name} ({state})" if state else name
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -2,17 +2,17 @@
 
 What a conversation holds is in its checkpoint; this says whose it is, which adapter it is pinned to, whether
 it is open, and whether its last step may be unfinished (``pending``: set before a step, cleared once its
-events are in the log). Commits reach the disk before they count (synchronous=FULL).
+events are in the log). One implementation over a SQLite file and over Postgres, where replicas share it. Commits
+reach the disk before they count (in SQLite synchronous=FULL).
 
 Of an erased conversation only this row stays, without any text: its id must not be used again, since event ids come
-from it. What is deleted is overwritten in the file (secure_delete), not merely unlinked.
+from it. What is deleted from a SQLite file is overwritten in it (secure_delete), not merely unlinked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,31 +20,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from serving.storage_errors import storage_failures
+
 _T = TypeVar("_T")
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS conversations (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, adapter TEXT NOT NULL,
-    open INTEGER NOT NULL, pending INTEGER NOT NULL, touched REAL NOT NULL, erased INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS conversations_open ON conversations (open, touched);
-CREATE INDEX IF NOT EXISTS conversations_pending ON conversations (id) WHERE pending = 1;
-CREATE TABLE IF NOT EXISTS answers (
-    tenant TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, body TEXT NOT NULL, given REAL NOT NULL,
-    conversation_id TEXT,
-    PRIMARY KEY (tenant, key)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS answers_given ON answers (given);
-"""
+
+TABLES = sa.MetaData()
+_CONVERSATIONS = sa.Table(
+    "conversations",
+    TABLES,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("adapter", sa.Text, nullable=False),
+    sa.Column("open", sa.Integer, nullable=False),
+    sa.Column("pending", sa.Integer, nullable=False),
+    sa.Column("touched", sa.Double, nullable=False),
+    sa.Column("erased", sa.Integer, nullable=False, server_default="0"),
+    sa.Index("conversations_open", "open", "touched"),
+    sqlite_with_rowid=False,
+)
+sa.Index(
+    "conversations_pending",
+    _CONVERSATIONS.c.id,
+    sqlite_where=_CONVERSATIONS.c.pending == 1,
+    postgresql_where=_CONVERSATIONS.c.pending == 1,
+)
+_ANSWERS = sa.Table(
+    "answers",
+    TABLES,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("fingerprint", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("given", sa.Double, nullable=False),
+    sa.Column("conversation_id", sa.Text),
+    sa.Index("answers_given", "given"),
+    sa.Index("answers_of", "conversation_id"),
+    sqlite_with_rowid=False,
+)
 _ADDED = (
     ("conversations", "erased", "INTEGER NOT NULL DEFAULT 0"),
     ("answers", "conversation_id", "TEXT"),
 )
-"""Columns that files of earlier versions lack."""
-_INDEX_ON_ADDED = "CREATE INDEX IF NOT EXISTS answers_of ON answers (conversation_id)"
-_KEEP_ANSWER = (
-    "INSERT OR IGNORE INTO answers (tenant, key, fingerprint, body, given, conversation_id) VALUES (?, ?, ?, ?, ?, ?)"
-)
-_ROW = "id, tenant, adapter, open, pending, touched, erased"
+"""Columns that SQLite files of earlier versions lack."""
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 @dataclass(frozen=True)
@@ -66,23 +87,39 @@ class StoredAnswer:
     body: dict[str, Any]
 
 
-class ConversationStore:
-    """All calls run on one thread of its own, so the event loop never waits for the disk."""
+def sqlite_engine(path: Path) -> sa.Engine:
+    """The file, made with its tables if there is none. One connection, for one thread at a time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        poolclass=sa.StaticPool,
+        connect_args={"check_same_thread": False},
+        hide_parameters=True,
+    )
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=FULL")
-        self._connection.execute("PRAGMA secure_delete=ON")
-        self._connection.executescript(_SCHEMA)
+    @sa.event.listens_for(engine, "connect")
+    def durable(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA secure_delete=ON")
+
+    TABLES.create_all(engine)
+    with engine.begin() as connection:
         for table, column, kind in _ADDED:
-            known = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
-            if column not in known:
-                self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
-        self._connection.execute(_INDEX_ON_ADDED)
+            if column not in {known["name"] for known in sa.inspect(connection).get_columns(table)}:
+                connection.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN {column} {kind}"))
+        connection.execute(sa.text("CREATE INDEX IF NOT EXISTS answers_of ON answers (conversation_id)"))
+    return engine
+
+
+class ConversationStore:
+    """All calls run on threads of its own, so the event loop never waits for the database."""
+
+    def __init__(self, engine: sa.Engine, clock: Callable[[], float] = time.time, *, threads: int = 1) -> None:
+        self._engine = engine
+        self._insert = _INSERT[engine.dialect.name]
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="store")
 
     async def answer(self, tenant: str, key: str) -> StoredAnswer | None:
         """What this tenant's key was answered, if it was."""
@@ -90,14 +127,10 @@ class ConversationStore:
 
     async def register(self, conversation_id: str, tenant: str, adapter: str) -> None:
         """Note a conversation before its first step. Registering again (a retry) takes the new adapter."""
-        values = (conversation_id, tenant, adapter, self._clock())
-        await self._do(
-            lambda db: db.execute(
-                "INSERT INTO conversations (id, tenant, adapter, open, pending, touched) VALUES (?, ?, ?, 1, 1, ?) "
-                "ON CONFLICT (id) DO UPDATE SET adapter = excluded.adapter, pending = 1",
-                values,
-            )
-        )
+        row = {"id": conversation_id, "tenant": tenant, "adapter": adapter, "touched": self._clock()}
+        statement = self._insert(_CONVERSATIONS).values(open=1, pending=1, **row)
+        changes = {"adapter": statement.excluded.adapter, "pending": 1}
+        await self._do(lambda db: db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=changes)))
 
     async def begin(
         self, conversation_id: str, tenant: str, key: str | None
@@ -107,13 +140,13 @@ class ConversationStore:
         Marks the conversation pending unless there is an answer already. None for another tenant's, and erased ones.
         """
 
-        def work(db: sqlite3.Connection) -> tuple[ConversationRow | None, StoredAnswer | None]:
+        def work(db: sa.Connection) -> tuple[ConversationRow | None, StoredAnswer | None]:
             row = _conversation(db, conversation_id, tenant)
             if row is None or row.erased:
                 return None, None
             answer = None if key is None else _answer(db, tenant, key)
             if answer is None:
-                db.execute("UPDATE conversations SET pending = 1 WHERE id = ?", (conversation_id,))
+                db.execute(_changes(conversation_id).values(pending=1))
             return row, answer
 
         return await self._do(work)
@@ -124,23 +157,16 @@ class ConversationStore:
         """The step's events are in the log. ``answer``: tenant, key, fingerprint and body, kept for retries."""
         now = self._clock()
 
-        def work(db: sqlite3.Connection) -> None:
-            db.execute("BEGIN")
-            db.execute(
-                "UPDATE conversations SET open = ?, pending = 0, touched = ? WHERE id = ?",
-                (still_open, now, conversation_id),
-            )
+        def work(db: sa.Connection) -> None:
+            db.execute(_changes(conversation_id).values(open=int(still_open), pending=0, touched=now))
             if answer is not None:
-                tenant, key, fingerprint, body = answer
-                db.execute(_KEEP_ANSWER, (tenant, key, fingerprint, json.dumps(body), now, conversation_id))
-            db.execute("COMMIT")
+                self._keep(db, answer, conversation_id)
 
         await self._do(work)
 
     async def keep_answer(self, tenant: str, key: str, fingerprint: str, body: dict[str, Any]) -> None:
         """Keep what a key was answered where no conversation is concerned."""
-        values = (tenant, key, fingerprint, json.dumps(body), self._clock(), None)
-        await self._do(lambda db: db.execute(_KEEP_ANSWER, values))
+        await self._do(lambda db: self._keep(db, (tenant, key, fingerprint, body), None))
 
     async def owned(self, conversation_id: str, tenant: str) -> bool:
         """Whether the tenant has a conversation of that id, not erased."""
@@ -154,74 +180,119 @@ class ConversationStore:
     async def erase(self, conversation_id: str) -> None:
         """Delete the answers of a conversation and mark it erased; pending until :meth:`erasure_done`."""
 
-        def work(db: sqlite3.Connection) -> None:
-            db.execute("BEGIN")
-            db.execute("DELETE FROM answers WHERE conversation_id = ?", (conversation_id,))
-            db.execute(
-                "UPDATE conversations SET open = 0, pending = 1, erased = 1 WHERE id = ?",
-                (conversation_id,),
-            )
-            db.execute("COMMIT")
-            # The log beside the file holds the pages as they were before.
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        def work(db: sa.Connection) -> None:
+            db.execute(_ANSWERS.delete().where(_ANSWERS.c.conversation_id == conversation_id))
+            db.execute(_changes(conversation_id).values(open=0, pending=1, erased=1))
 
         await self._do(work)
+        if self._engine.dialect.name == "sqlite":
+            # The log beside the file holds the pages as they were before.
+            await self._do(lambda db: db.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").close())
 
     async def erasure_done(self, conversation_id: str) -> None:
         """Nothing of the conversation is left elsewhere."""
-        await self._do(lambda db: db.execute("UPDATE conversations SET pending = 0 WHERE id = ?", (conversation_id,)))
+        await self._do(lambda db: db.execute(_changes(conversation_id).values(pending=0)))
 
     async def unfinished_erasures(self) -> list[ConversationRow]:
         """Erased conversations of which something may be left elsewhere."""
-        return await self._rows(f"SELECT {_ROW} FROM conversations WHERE pending = 1 AND erased = 1", ())
+        table = _CONVERSATIONS
+        return await self._rows(table.select().where(table.c.pending == 1, table.c.erased == 1))
+
+    async def retire(self, conversation_id: str) -> None:
+        """Mark a closed conversation erased: nothing of it is left elsewhere."""
+        await self._do(lambda db: db.execute(_changes(conversation_id).values(erased=1)))
 
     async def forget(self, conversation_id: str) -> None:
         """Drop a conversation whose first step was never kept."""
-        await self._do(lambda db: db.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,)))
+        await self._do(lambda db: db.execute(_CONVERSATIONS.delete().where(_CONVERSATIONS.c.id == conversation_id)))
 
     async def unfinished(self) -> list[ConversationRow]:
         """Conversations that are open or whose last step may be unfinished."""
-        query = f"SELECT {_ROW} FROM conversations WHERE (open = 1 OR pending = 1) AND erased = 0"
-        return await self._rows(query, ())
+        table = _CONVERSATIONS
+        started = sa.or_(table.c.open == 1, table.c.pending == 1)
+        return await self._rows(table.select().where(started, table.c.erased == 0))
 
     async def idle_since(self, before: float, limit: int = 256) -> list[ConversationRow]:
         """Open conversations not touched since then, longest idle first."""
-        query = f"SELECT {_ROW} FROM conversations WHERE open = 1 AND touched < ? ORDER BY touched LIMIT ?"
-        return await self._rows(query, (before, limit))
+        return await self._rows(_untouched(1, before, limit))
+
+    async def closed_before(self, before: float, limit: int = 256) -> list[ConversationRow]:
+        """Closed conversations whose events are in the log, not erased and not touched since then; oldest first."""
+        settled = (_CONVERSATIONS.c.pending == 0, _CONVERSATIONS.c.erased == 0)
+        return await self._rows(_untouched(0, before, limit).where(*settled))
+
+    async def pending_since(self, before: float, limit: int = 256) -> list[ConversationRow]:
+        """Conversations whose last step may be unfinished, not touched since then."""
+        table = _CONVERSATIONS
+        unfinished = (table.c.pending == 1, table.c.erased == 0, table.c.touched < before)
+        return await self._rows(table.select().where(*unfinished).limit(limit))
+
+    async def open_now(self) -> list[ConversationRow]:
+        """All open conversations."""
+        return await self._rows(_CONVERSATIONS.select().where(_CONVERSATIONS.c.open == 1))
 
     async def drop_answers(self, before: float) -> None:
         """Forget answers given before then."""
-        await self._do(lambda db: db.execute("DELETE FROM answers WHERE given < ?", (before,)))
+        await self._do(lambda db: db.execute(_ANSWERS.delete().where(_ANSWERS.c.given < before)))
 
     def now(self) -> float:
         return self._clock()
 
     def close(self) -> None:
-        self._thread.shutdown()
-        self._connection.close()
+        self._threads.shutdown()
+        self._engine.dispose()
 
-    async def _rows(self, query: str, values: tuple[object, ...]) -> list[ConversationRow]:
-        found = await self._do(lambda db: db.execute(query, values).fetchall())
-        return [row for row in map(_row, found) if row is not None]
+    def _keep(self, db: sa.Connection, answer: tuple[str, str, str, dict[str, Any]], of: str | None) -> None:
+        tenant, key, fingerprint, body = answer
+        kept = {"tenant": tenant, "key": key, "fingerprint": fingerprint, "body": json.dumps(body)}
+        row = {**kept, "given": self._clock(), "conversation_id": of}
+        db.execute(self._insert(_ANSWERS).values(**row).on_conflict_do_nothing())
 
-    async def _do(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, work, self._connection)
+    async def _rows(self, query: sa.Select[Any]) -> list[ConversationRow]:
+        return [_row(found) for found in await self._do(lambda db: db.execute(query).all())]
+
+    async def _do(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """One transaction. Tried again once if its connection was dead: done twice, each of them does no more."""
+
+        def transaction() -> _T:
+            with self._engine.begin() as connection:
+                return work(connection)
+
+        def tried_again() -> _T:
+            with storage_failures():
+                try:
+                    return transaction()
+                except sa.exc.DBAPIError as error:
+                    if not error.connection_invalidated:
+                        raise
+                    return transaction()
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, tried_again)
 
 
-def _row(values: tuple[Any, ...] | None) -> ConversationRow | None:
-    if values is None:
-        return None
-    identity, tenant, adapter, is_open, pending, touched, erased = values
-    return ConversationRow(identity, tenant, adapter, bool(is_open), bool(pending), touched, bool(erased))
+def _changes(conversation_id: str) -> sa.Update:
+    return _CONVERSATIONS.update().where(_CONVERSATIONS.c.id == conversation_id)
 
 
-def _conversation(db: sqlite3.Connection, conversation_id: str, tenant: str) -> ConversationRow | None:
-    query = f"SELECT {_ROW} FROM conversations WHERE id = ? AND tenant = ?"
-    return _row(db.execute(query, (conversation_id, tenant)).fetchone())
+def _untouched(is_open: int, before: float, limit: int) -> sa.Select[Any]:
+    columns = _CONVERSATIONS.c
+    query = _CONVERSATIONS.select().where(columns.open == is_open, columns.touched < before)
+    return query.order_by(columns.touched).limit(limit)
 
 
-def _answer(db: sqlite3.Connection, tenant: str, key: str) -> StoredAnswer | None:
-    query = "SELECT fingerprint, body FROM answers WHERE tenant = ? AND key = ?"
-    found = db.execute(query, (tenant, key)).fetchone()
+def _row(found: sa.Row[Any]) -> ConversationRow:
+    still_open, pending, erased = bool(found.open), bool(found.pending), bool(found.erased)
+    return ConversationRow(found.id, found.tenant, found.adapter, still_open, pending, found.touched, erased)
+
+
+def _conversation(db: sa.Connection, conversation_id: str, tenant: str) -> ConversationRow | None:
+    columns = _CONVERSATIONS.c
+    query = _CONVERSATIONS.select().where(columns.id == conversation_id, columns.tenant == tenant)
+    found = db.execute(query).first()
+    return None if found is None else _row(found)
+
+
+def _answer(db: sa.Connection, tenant: str, key: str) -> StoredAnswer | None:
+    query = sa.select(_ANSWERS.c.fingerprint, _ANSWERS.c.body)
+    found = db.execute(query.where(_ANSWERS.c.tenant == tenant, _ANSWERS.c.key == key)).first()
     return None if found is None else StoredAnswer(found[0], json.loads(found[1]))

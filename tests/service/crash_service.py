@@ -1,6 +1,6 @@
 """A whole service as its own process, for tests that kill it: tiny model, real engine, real event log.
 
-Run: ``python crash_service.py STATE_DIR MODEL_DIR``; prints its address once it accepts connections.
+Run: ``python crash_service.py STATE_DIR MODEL_DIR [POSTGRES_URL]``; prints its address once it accepts connections.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def main() -> None:
     state_dir, model_dir = Path(sys.argv[1]), Path(sys.argv[2])
     log_json()
     listener = bind("127.0.0.1", 0)
-    settings = ServingSettings(state_dir=state_dir, max_tokens=12, reconcile_seconds=1)
+    url = sys.argv[3] if len(sys.argv) > 3 else None
+    settings = ServingSettings(state_dir=state_dir, max_tokens=12, reconcile_seconds=1, checkpoints_url=url)
     engine = InProcessEngine(
         model_dir, sha256(model_dir / "model.safetensors"), max_adapters=4, max_batch=32, threads=1
     )

@@ -49,13 +49,13 @@ class Customer:
 
 
 @contextmanager
-def service(state_dir: Path, model_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def service(state_dir: Path, model_dir: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     script = Path(__file__).with_name("crash_service.py")
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     errors = (state_dir / "service.log").open("a")
     process = subprocess.Popen(
-        [sys.executable, str(script), str(state_dir), str(model_dir)],
+        [sys.executable, str(script), str(state_dir), str(model_dir), *options],
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
@@ -129,12 +129,16 @@ def read_log(path: Path) -> list[ConversationEvent]:
 
 
 @pytest.mark.timeout(240)
-def test_acknowledged_messages_survive_kill_nine_exactly_once(tmp_path: Path, tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize("kept_in", ["sqlite", "postgres"])
+def test_acknowledged_messages_survive_kill_nine_exactly_once(
+    tmp_path: Path, tiny_model_dir: Path, kept_in: str, request: pytest.FixtureRequest
+) -> None:
+    options = (request.getfixturevalue("database").url,) if kept_in == "postgres" else ()
     key = KeyStore(tmp_path / "keys.json").create_key("acme")
     customers = [Customer(number) for number in range(CONVERSATIONS)]
     cut_off = []
     for after in (*KILLS_AFTER, None):
-        with service(tmp_path, tiny_model_dir) as (process, url):
+        with service(tmp_path, tiny_model_dir, *options) as (process, url):
             cut_off.append(asyncio.run(run(url, key, customers, Crash(process, after))))
             if after is not None:
                 assert process.wait(10) == -9

@@ -168,7 +168,12 @@ def tokenizer(tiny_model_dir: Path) -> Any:
 
 
 def build_shop(
-    folder: Path, tokenizer: Any, sink: MemorySink | None = None, champion: str | None = "agent@1", **changes: Any
+    folder: Path,
+    tokenizer: Any,
+    sink: MemorySink | None = None,
+    champion: str | None = "agent@1",
+    tracer: Any = None,
+    **changes: Any,
 ) -> Shop:
     """A service on ``folder``, not started."""
     settings = ServingSettings(**{"state_dir": folder, "max_tokens": 32, "reconcile_seconds": 60, **changes})
@@ -179,7 +184,7 @@ def build_shop(
     engine, slots = ScriptedEngine(tokenizer), AdapterSlots(Role.AGENT)
     sink = sink or MemorySink()
     source = DirectorySource(folder / "registry", champion)
-    app = create_app(settings, engine, slots, sink, source)
+    app = create_app(settings, engine, slots, sink, source, tracer)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {keys['acme']}"}
     client = httpx.AsyncClient(transport=transport, base_url="http://shop", headers=headers)
@@ -192,9 +197,9 @@ def make_shop(tmp_path: Path, tokenizer: Any) -> MakeShop:
 
     @asynccontextmanager
     async def make(
-        sink: MemorySink | None = None, champion: str | None = "agent@1", **changes: Any
+        sink: MemorySink | None = None, champion: str | None = "agent@1", tracer: Any = None, **changes: Any
     ) -> AsyncIterator[Shop]:
-        shop = build_shop(tmp_path, tokenizer, sink, champion, **changes)
+        shop = build_shop(tmp_path, tokenizer, sink, champion, tracer, **changes)
         async with shop.app.router.lifespan_context(shop.app), shop.client:
             await shop.app.state.service.reconcile()
             yield shop

@@ -10,7 +10,7 @@ import pytest
 
 from negotiation.roles import Role
 from serving.client import NotFound, SparringClient
-from serving.store import ConversationStore
+from serving.store import ConversationStore, sqlite_engine
 
 SECRET = "violet-submarine"
 
@@ -136,7 +136,7 @@ async def test_a_file_of_an_earlier_version_gets_the_new_columns(tmp_path):
     )
     old.close()
     for _ in range(2):
-        store = ConversationStore(tmp_path / "serving.db")
+        store = ConversationStore(sqlite_engine(tmp_path / "serving.db"))
         row, answer = await store.begin("conv_1", "acme", "k")
         assert row is not None
         assert (row.open, row.erased) == (True, False)

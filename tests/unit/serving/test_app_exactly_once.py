@@ -196,3 +196,26 @@ async def test_one_state_directory_one_service(shop, make_shop):
         async with make_shop():
             pass
     assert (await shop.client.get("/readyz")).status_code == 200
+
+
+async def test_a_step_after_a_settled_one_is_unfinished_until_it_is_settled_itself(shop, monkeypatch):
+    opened = await shop.open(first=Role.COUNTERPART)
+    shop.sink.failure = OSError("gone")
+    assert (await shop.say(opened["id"], "One", key="m-1")).status_code == 500
+    shop.sink.failure = None
+    store = shop.app.state.service.conversations._store
+    finish, calls = store.finish, []
+
+    async def fails_the_second_time(*values, **more) -> None:
+        calls.append(values)
+        if len(calls) == 2:
+            raise OSError("gone")
+        await finish(*values, **more)
+
+    monkeypatch.setattr(store, "finish", fails_the_second_time)
+    assert (await shop.say(opened["id"], "Two", key="m-2")).status_code == 500
+    assert (await shop.say(opened["id"], "Two", key="m-2")).status_code == 200
+    events = shop.sink.of(opened["id"])
+    assert sequence_is_whole(events)
+    texts = [event.payload.text for event in events if event.payload.type == "message"]
+    assert texts == ["One", "Good day.", "Two", "Good day."]

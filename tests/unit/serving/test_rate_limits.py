@@ -143,9 +143,9 @@ async def test_request_ids_are_echoed_or_made_on_every_answer(shop):
 
 
 async def test_log_records_carry_the_request_id(shop, caplog):
-    from serving.request_ids import AddRequestId
+    from serving.log_context import LogContext
 
-    caplog.handler.addFilter(AddRequestId())
+    caplog.handler.addFilter(LogContext())
     caplog.set_level("INFO")
     await shop.client.post("/v1/conversations", json=shop.opening(), headers={"x-request-id": "mine"})
     steps = [record for record in caplog.records if record.message == "step"]
