@@ -17,6 +17,7 @@ from typing import Protocol
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
+from negotiation.authority import ApprovalRule
 from negotiation.event_log import EventSink
 from negotiation.generation import Engine
 from serving import openai_routes, page_routes, routes
@@ -97,6 +98,9 @@ class SparringService:
                 max_tokens=settings.max_tokens,
                 temperature=settings.temperature,
                 timeout_seconds=settings.reply_timeout_seconds,
+                approval=ApprovalRule(
+                    above_price=settings.approval_above_price, below_margin=settings.approval_below_margin
+                ),
             )
             store = ConversationStore(settings.state_dir / "serving.db")
             stack.callback(store.close)
@@ -110,6 +114,7 @@ class SparringService:
                 settings, self._slots, checkpoints, store, outbox, self.metrics, self._load_again, admission
             )
             self.completions = Completions(settings, self._engine, self._slots, admission, store, self.metrics)
+            stack.push_async_callback(self.conversations.drain)
             await self.conversations.recover()
             self._started = True
             for name, seconds, work in (

@@ -6,10 +6,10 @@ checkpoints only the newest matters; :meth:`ConversationCheckpoints.prune` drops
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import aiosqlite
 import langsmith
@@ -17,9 +17,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import StateGraph
+from langgraph.types import Command as Resume
 
-from serving.flow import FlowState, Step
+from serving.flow import FlowState
 from serving.record import ConversationRecord
+from serving.steps import Decide, Step
 
 DURABILITY: Literal["exit", "sync"] = "sync"
 """Every node's end is committed before the next node runs.
@@ -51,14 +53,30 @@ class ConversationCheckpoints:
             await connection.execute("PRAGMA secure_delete=ON")
             yield cls(graph, saver)
 
-    async def run(self, conversation_id: str, step: Step) -> ConversationRecord:
-        """One run of the flow. On return the step is kept; on an exception the conversation is unchanged."""
+    async def run(
+        self, conversation_id: str, step: Step, listen: Callable[[str], object] | None = None
+    ) -> ConversationRecord:
+        """One run of the flow. On return the step is kept; on an exception the conversation is unchanged.
+
+        ``listen`` is called with what may be shown of the reply before it is whole. A decision goes on with the run
+        that waits for it; anything else begins a new one, and drops a run that waits.
+        """
         self._touched.add(conversation_id)
+        plain = step.model_copy(update={"stream": listen is not None}).model_dump(mode="json")
+        given: Any = Resume(resume=plain) if isinstance(step.command, Decide) else {"step": plain}
+        config = _config(conversation_id)
+        result: dict[str, Any] = {}
         # Tracing is off whatever the environment says: it would send what customers wrote elsewhere.
         with langsmith.tracing_context(enabled=False):
-            result = await self._graph.ainvoke(
-                {"step": step.model_dump(mode="json")}, _config(conversation_id), durability=DURABILITY
-            )
+            if listen is None:
+                result = await self._graph.ainvoke(given, config, durability=DURABILITY)
+            else:
+                parts = self._graph.astream(given, config, durability=DURABILITY, stream_mode=["custom", "values"])
+                async for mode, part in parts:
+                    if mode == "custom":
+                        listen(str(part))
+                    else:
+                        result = cast("dict[str, Any]", part)
         return ConversationRecord.model_validate(result["conversation"])
 
     async def read(self, conversation_id: str) -> ConversationRecord | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from negotiation.events import Closed, ConversationEvent, Message, Opened, OutcomeReported
+from negotiation.events import Closed, ConversationEvent, Message, Offer, Opened, OutcomeReported
 from negotiation.roles import Role
 from serving.engines import ReplicaStatus
 from serving.record import ConversationRecord
@@ -27,6 +27,10 @@ class ServiceMetrics:
         self.closed = Counter("sparring_conversations_closed", "Conversations closed", ["adapter", "reason"], **on)
         self.messages = Counter("sparring_messages", "Messages taken", ["role", "adapter"], **on)
         self.blocked = Counter("sparring_blocked_offers", "Agent moves stopped by authority", ["adapter"], **on)
+        self.guarded = Counter(
+            "sparring_guarded_replies", "Replies whose words overstepped", ["adapter", "what"], **on
+        )
+        self.approvals = Counter("sparring_approvals", "Offers held for approval", ["adapter", "what"], **on)
         self.outcomes = Counter("sparring_outcomes", "Outcomes reported", ["adapter", "success"], **on)
         self.tokens = Counter("sparring_tokens", "Tokens through the engine", ["kind", "adapter"], **on)
         self.requests = Counter("sparring_http_requests", "HTTP answers", ["method", "route", "status"], **on)
@@ -49,6 +53,8 @@ class ServiceMetrics:
 
     def count(self, record: ConversationRecord) -> None:
         """Count the events of a conversation's last step."""
+        if record.held is not None:
+            self.approvals.labels(record.adapter, "asked").inc()
         for event in record.events:
             self._count_event(record, event)
 
@@ -65,8 +71,12 @@ class ServiceMetrics:
             if payload.role is Role.AGENT:
                 self.tokens.labels("prompt", adapter).inc(payload.prompt_tokens)
                 self.tokens.labels("completion", adapter).inc(payload.completion_tokens)
+                if payload.guarded is not None:
+                    self.guarded.labels(adapter, payload.guarded).inc()
                 if record.state.turns[-1].blocked:
                     self.blocked.labels(adapter).inc()
+        elif isinstance(payload, Offer) and payload.approval is not None:
+            self.approvals.labels(adapter, payload.approval).inc()
 
     def exposition(self) -> bytes:
         """The text format of Prometheus."""
