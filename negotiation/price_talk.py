@@ -13,8 +13,8 @@ Every other figure, a figure for another thing, a count ("two vans"), an amount 
 that commit without the move that would (:mod:`negotiation.commitments`) are overstepping.
 
 No list of words is complete: "I can live with that" commits as well as "deal". So once the customer has named a
-figure or claimed an agreement, words that do not say their move's price are held to a list of what they may say
-instead: questions, refusals, allowed extras, and a little small talk.
+figure or claimed an agreement, every sentence without a figure is held to a list of what it may say: questions,
+refusals, allowed extras, a little small talk, and with an accept that it closes.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ _SMALL_TALK = re.compile(
     rf"(?:it|(?:the|this|our) (?:vehicle|car)) (?:is|has)(?: (?:{_PRAISE}|{_PRAISED}))* (?:{_PRAISED})|"
     r"(?:please )?tell me (?:more )?(?:about )?(?:what you need|your needs|your budget)|"
     r"we are (?:still )?far apart(?: i am afraid)?"
+)
+_BEST = re.compile(
+    r"(?:that|this|it) (?:really )?is (?:my|our|the) (?:very )?(?:best|lowest) (?:price|offer|that i can do|i can do)"
 )
 _LEAD = r"(?:(?:sorry|im sorry|i am sorry|unfortunately|im afraid|i am afraid|no|well|thanks|thank you)[, ]*)*"
 _TAIL = r"(?: for (?:the |this |that )?(?:it|me|us|#item|car|vehicle))?[.! ]*"
@@ -121,14 +124,20 @@ class PriceTalk:
         named_in_message = self._named(words)
         if self.moved is not None and named_in_message and self.moved[0] not in named_in_message:
             return f"the words are of {', '.join(sorted(named_in_message))}, the move of {self.moved[0]}"
-        unstated = self.pressed and not self.leaves and not self.closes and not self._states_price(words)
+        strict = self.pressed and not self.leaves
         for sentence in _ENDS.split(words):
             why = self._figures_overstep(sentence, named_in_message) or self._commits(sentence, words)
             if why:
                 return why
-            if unstated and not self._plain_talk(sentence):
+            if strict and not (self._plain_talk(sentence) or self._goes_with_the_move(sentence, words)):
                 return "no move says what the words might take up of the customer's"
         return None
+
+    def _goes_with_the_move(self, sentence: str, words: str) -> bool:
+        """Whether the sentence says that the move closes, or calls the price that it makes the best."""
+        if self.closes:
+            return Commitment.CLOSING in commitments(sentence)
+        return self._states_price(words) and _BEST.fullmatch(normal(sentence).strip(" .!")) is not None
 
     def _plain_talk(self, sentence: str) -> bool:
         """Whether the sentence, which holds no word that commits, can not be taken for a yes either."""

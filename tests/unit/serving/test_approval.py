@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import Any
 
 import pytest
@@ -118,6 +119,18 @@ async def test_it_waits_across_a_restart(make_shop, approved, crash):
         assert [event.sequence for event in after.sink.of(opened["id"])] == [0, 1, 2, 3]
         shown = (await after.client.get(f"/v1/conversations/{opened['id']}")).json()
         assert [turn["text"] for turn in shown["turns"]][-1] == answer.json()["reply"]["text"]
+
+
+async def test_it_waits_across_a_kill(make_shop, tmp_path):
+    async with make_shop(**HELD) as before:
+        opened = await held(before)
+        # What a kill leaves is what the disk holds at this moment.
+        shutil.copytree(before.settings.state_dir, tmp_path / "killed", ignore=shutil.ignore_patterns("*.lock"))
+        async with make_shop(sink=before.sink, state_dir=tmp_path / "killed", **HELD) as after:
+            answer = await decide(after, opened["id"], True, approver(after))
+            assert answer.json()["reply"]["text"] == WORDS
+            assert after.engine.requests == []
+            assert [event.sequence for event in after.sink.of(opened["id"])] == [0, 1, 2, 3]
 
 
 async def test_a_decision_is_made_once_and_repeated_safely(make_shop):
