@@ -4,7 +4,8 @@ Each message is judged as the service would judge it (``Scenario.overstep``), in
 the model's own habits are what counts. Whether a caught message was honest is for a reader to say: they
 are all printed. Left out on purpose: whether the second try is better.
 
-Run: ``python bench/guarded_replies.py --dialogues 120`` (about ten seconds on one core).
+Run: ``python -P bench/guarded_replies.py --dialogues 120`` (about ten seconds on one core; ``-P`` because
+a file beside it has the name of a package).
 """
 
 from __future__ import annotations
