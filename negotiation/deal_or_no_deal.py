@@ -20,11 +20,12 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from negotiation.authority import AuthorityLimits
+from negotiation.authority import AuthorityLimits, Stake
 from negotiation.moves import Move, parse_message, with_move
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason, Context, NegotiationState, Outcome, ScenarioError, read_model
-from negotiation.table import require_turn, take_turn
+from negotiation.share_talk import share_overstep
+from negotiation.table import require_turn, spoken_words, take_turn
 
 ITEMS = ("book", "hat", "ball")
 TOTAL_VALUE = 10
@@ -150,6 +151,21 @@ class DealOrNoDeal:
 
     def authority(self, context: Context) -> AuthorityLimits:
         return AuthorityLimits(floors=None)
+
+    def overstep(self, context: Context, state: NegotiationState, text: str) -> str | None:
+        turn = self.advance(context, state, Role.AGENT, text).turns[-1]
+        counts = self._counts(context)
+        own = read_share(turn.move, counts) if turn.move is not None and turn.move.kind == "propose" else None
+        closes = turn.move is not None and turn.move.kind in ("agree", "select")
+        parts = None if own is None else (own, remainder(counts, own))
+        return share_overstep(spoken_words(turn), ITEMS, counts, parts, closes=closes)
+
+    def harmless(self, context: Context, state: NegotiationState, sentence: str) -> bool:
+        # "You may have the books" gives away without a number: here words are all about who takes what.
+        return False
+
+    def stake(self, context: Context, state: NegotiationState, move: Move) -> Stake | None:
+        return None
 
     def begin(self, context: Context) -> NegotiationState:
         self.validate(context)

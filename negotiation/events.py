@@ -1,5 +1,7 @@
 """Conversation events, schema version 1: what serving publishes and the pipeline consumes.
 
+Fields are only ever added, with a default: readers take events of earlier writers, and pass over what is new to them.
+
 Event ids are derived from conversation id and sequence number (UUID version 5, RFC 9562), so a repeated
 publication of the same event is recognised wherever it arrives.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
@@ -35,6 +38,20 @@ class Opened(BaseModel):
     labels: dict[str, str] = Field(default_factory=dict)
 
 
+class Guarded(StrEnum):
+    """What became of a reply whose words overstepped: a second try was shown, or a safe reply put in its place."""
+
+    REGENERATED = "regenerated"
+    REPLACED = "replaced"
+
+
+class Approval(StrEnum):
+    """What a person decided about an offer that waited for approval."""
+
+    APPROVED = "approved"
+    REFUSED = "refused"
+
+
 class Message(BaseModel):
     """One message. ``shown`` is what the other side saw; ``prompt_tokens``/``completion_tokens`` are counts."""
 
@@ -45,10 +62,11 @@ class Message(BaseModel):
     shown: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    guarded: Guarded | None = None
 
 
 class Offer(BaseModel):
-    """A structured move was made. ``binding`` is False where it was illegal or beyond authority."""
+    """A structured move was made. ``binding`` is False where it was illegal, beyond authority or refused approval."""
 
     model_config = ConfigDict(frozen=True)
     type: Literal["offer"] = "offer"
@@ -56,6 +74,8 @@ class Offer(BaseModel):
     move: Move
     binding: bool
     rejected: str | None = None
+    approval: Approval | None = None
+    approval_note: str = ""
 
 
 class Closed(BaseModel):

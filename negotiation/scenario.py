@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from negotiation.authority import AuthorityLimits
+from negotiation.authority import AuthorityLimits, Stake
 from negotiation.moves import Move
 from negotiation.roles import Role
 
@@ -138,6 +138,21 @@ class Scenario(Protocol):
 
     def authority(self, context: Context) -> AuthorityLimits:
         """What the agent may bind the business to."""
+        ...
+
+    def overstep(self, context: Context, state: NegotiationState, text: str) -> str | None:
+        """Why the agent's message may not be shown, or None: its words promise what its move does not.
+
+        ``state`` is the one before the message. A move beyond authority is no matter of words: it is hidden anyway.
+        """
+        ...
+
+    def harmless(self, context: Context, state: NegotiationState, sentence: str) -> bool:
+        """Whether the agent may be heard saying this before its move is known: it commits to nothing at all."""
+        ...
+
+    def stake(self, context: Context, state: NegotiationState, move: Move) -> Stake | None:
+        """What a legal move of the agent would bind the business to if made now; None where no money is bound."""
         ...
 
     def begin(self, context: Context) -> NegotiationState: ...

@@ -1,10 +1,10 @@
-"""Bookkeeping of turns that both scenarios share: whose turn it is, when talk ends for lack of turns."""
+"""What both scenarios share about turns: whose turn it is, when talk ends, and what the words of a turn are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from negotiation.moves import Move, ParsedMessage
+from negotiation.moves import Move, ParsedMessage, parse_message
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason, NegotiationState, Turn
 
@@ -44,3 +44,10 @@ def take_turn(
         update["closed"] = CloseReason.TURN_LIMIT
     update.update(changes or {})
     return state.model_copy(update=update)
+
+
+def spoken_words(turn: Turn) -> str:
+    """The words of a turn without its move. Brackets that hold no move that counts are read as words."""
+    if turn.move is not None:
+        return parse_message(turn.text).speech
+    return turn.text.replace("[", " ").replace("]", " ")

@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from negotiation.authority import SAFE_REPLY, AuthorityLimits
+from negotiation.authority import SAFE_REPLY, AuthorityLimits, Stake
 from negotiation.moves import Move, parse_message
+from negotiation.price_talk import Item, PriceTalk
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason, Context, NegotiationState, Outcome, ScenarioError, read_model
-from negotiation.table import require_turn, take_turn
+from negotiation.table import require_turn, spoken_words, take_turn
 
 MINOR = 100
 GRID = 250
@@ -178,7 +180,52 @@ class VehicleTelesales:
         )
 
     def authority(self, context: Context) -> AuthorityLimits:
-        return AuthorityLimits(floors=self._agent_view(context).floors)
+        return AuthorityLimits(floors=self._agent_view(context).floors, terms=OBJECTIONS)
+
+    def overstep(self, context: Context, state: NegotiationState, text: str) -> str | None:
+        turn = self.advance(context, state, Role.AGENT, text).turns[-1]
+        if turn.blocked:
+            return None
+        return self._talk(context, state, turn.move).overstep(spoken_words(turn))
+
+    def harmless(self, context: Context, state: NegotiationState, sentence: str) -> bool:
+        return self._talk(context, state, None).harmless(sentence)
+
+    def _talk(self, context: Context, state: NegotiationState, move: Move | None) -> PriceTalk:
+        """What may be said beside the agent's move, which took effect (or is none)."""
+        moves = [past.move for past in state.turns if past.role is Role.AGENT and past.move is not None]
+        offers = [read_offer(past) for past in moves if past.kind == "offer"]
+        bound = self._bound(state, move)
+        return PriceTalk(
+            items={
+                vehicle.id: Item(
+                    vehicle.id,
+                    major(vehicle.list_price),
+                    frozenset(major(price) for vehicle_id, price in offers if vehicle_id == vehicle.id),
+                )
+                for vehicle in self._stock(context).vehicles
+            },
+            moved=None if bound is None else (bound[0], major(bound[1])),
+            closes=move is not None and move.kind == "accept",
+            leaves=move is not None and move.kind == "quit",
+            about=read_offer(state.standing)[0] if state.standing else None,
+            heard=tuple(past.shown for past in state.turns if past.role is Role.COUNTERPART),
+            terms=self.authority(context).terms,
+        )
+
+    def stake(self, context: Context, state: NegotiationState, move: Move) -> Stake | None:
+        bound = self._bound(state, move)
+        vehicle = None if bound is None else self._stock(context).find(bound[0])
+        if bound is None or vehicle is None:
+            return None
+        floor = self._agent_view(context).floors[vehicle.id]
+        room = vehicle.list_price - floor
+        return Stake(price=bound[1], margin=(bound[1] - floor) / room if room else 1.0)
+
+    def _bound(self, state: NegotiationState, move: Move | None) -> tuple[str, int] | None:
+        """Vehicle and price that the agent's legal move would bind the business to."""
+        terms = state.standing if move is not None and move.kind == "accept" else move
+        return read_offer(terms) if terms is not None and terms.kind == "offer" else None
 
     def begin(self, context: Context) -> NegotiationState:
         self.validate(context)
@@ -273,6 +320,11 @@ class VehicleTelesales:
 
     def _customer_view(self, context: Context) -> CustomerView:
         return read_model(CustomerView, context.views.get(Role.COUNTERPART), "views.counterpart")
+
+
+def major(price: int) -> Decimal:
+    """Minor units in whole ones, as messages write them."""
+    return Decimal(price) / MINOR
 
 
 def _grid(price: float, *, up: bool = False) -> int:

@@ -59,6 +59,10 @@ class ChatFormat:
         """Ids of words said by somebody: control tokens written in them are letters, and command nothing."""
         return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
+    def words(self, text: str) -> list[int]:
+        """Ids of words alone, with nothing of the template around them."""
+        return self._encode_words(text)
+
     def _around(self, text: str, marker: str, words: str) -> list[int]:
         before, after = text.split(marker)
         return [*self._encode(before), *self._encode_words(words), *self._encode(after)]
@@ -146,6 +150,10 @@ class Transcript:
         self.sampled.extend([1] * len(token_ids))
         self.logprobs.extend(logprobs)
         return str(self.chat.tokenizer.decode(list(token_ids), skip_special_tokens=True)).strip()
+
+    def put(self, words: str) -> None:
+        """Append words put in our model's mouth: part of its turn, but nothing that it sampled or may be taught."""
+        self._append(self.chat.words(words))
 
     def _append(self, ids: Sequence[int]) -> None:
         self.ids.extend(ids)

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from filelock import FileLock, Timeout
 from opentelemetry.trace import Tracer
 
+from negotiation.authority import ApprovalRule
 from negotiation.event_log import EventSink
 from serving import openai_routes, page_routes, routes
 from serving.admission import Admission
@@ -101,6 +102,9 @@ class SparringService:
                 max_tokens=settings.max_tokens,
                 temperature=settings.temperature,
                 timeout_seconds=settings.reply_timeout_seconds,
+                approval=ApprovalRule(
+                    above_price=settings.approval_above_price, below_margin=settings.approval_below_margin
+                ),
             )
             storage = await stack.enter_async_context(
                 open_storage(settings, flow.graph(), self.metrics.observe_checkpoint)
@@ -123,6 +127,7 @@ class SparringService:
             self.completions = Completions(
                 settings, self._engine, self._slots, admission, storage.store, self.metrics
             )
+            stack.push_async_callback(self.conversations.drain)
             await self.conversations.recover()
             self._started = True
             for name, seconds, work in (

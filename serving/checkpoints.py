@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import aiosqlite
 import langsmith
@@ -28,12 +28,14 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import StateGraph
+from langgraph.types import Command as Resume
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import PoolTimeout
 
-from serving.flow import FlowState, Step
+from serving.flow import FlowState
 from serving.postgres import Pool
 from serving.record import ConversationRecord
+from serving.steps import Decide, Step
 from serving.storage_errors import storage_failures
 
 _T = TypeVar("_T")
@@ -188,14 +190,30 @@ class ConversationCheckpoints:
             await connection.execute("PRAGMA secure_delete=ON")
             yield cls(graph, saver)
 
-    async def run(self, conversation_id: str, step: Step) -> ConversationRecord:
-        """One run of the flow. On return the step is kept; on an exception the conversation is unchanged."""
+    async def run(
+        self, conversation_id: str, step: Step, listen: Callable[[str], object] | None = None
+    ) -> ConversationRecord:
+        """One run of the flow. On return the step is kept; on an exception the conversation is unchanged.
+
+        ``listen`` is called with what may be shown of the reply before it is whole. A decision goes on with the run
+        that waits for it; anything else begins a new one, and drops a run that waits.
+        """
         self._touched.add(conversation_id)
+        plain = step.model_copy(update={"stream": listen is not None}).model_dump(mode="json")
+        given: Any = Resume(resume=plain) if isinstance(step.command, Decide) else {"step": plain}
+        config = _config(conversation_id)
+        result: dict[str, Any] = {}
         # Tracing is off whatever the environment says: it would send what customers wrote elsewhere.
         with storage_failures(), langsmith.tracing_context(enabled=False):
-            result = await self._graph.ainvoke(
-                {"step": step.model_dump(mode="json")}, _config(conversation_id), durability=DURABILITY
-            )
+            if listen is None:
+                result = await self._graph.ainvoke(given, config, durability=DURABILITY)
+            else:
+                parts = self._graph.astream(given, config, durability=DURABILITY, stream_mode=["custom", "values"])
+                async for mode, part in parts:
+                    if mode == "custom":
+                        listen(str(part))
+                    else:
+                        result = cast("dict[str, Any]", part)
         return ConversationRecord.model_validate(result["conversation"])
 
     async def read(self, conversation_id: str) -> ConversationRecord | None:

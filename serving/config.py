@@ -74,6 +74,12 @@ class ServingSettings(BaseModel):
     trusted_proxies: tuple[str, ...] = Field(
         (), description="Addresses whose X-Forwarded-For is believed; by default nobody's."
     )
+    approval_above_price: int | None = Field(
+        None, ge=0, description="Offers and acceptances at this price or over, minor units, wait for approval."
+    )
+    approval_below_margin: float | None = Field(
+        None, ge=0, le=1, description="So do those under this share of the way from floor to list price."
+    )
     reply_timeout_seconds: float = Field(60.0, gt=0, le=3600, description="Longest wait for one reply.")
     reconcile_seconds: float = Field(5.0, gt=0, le=3600, description="Pause between looks at the registry.")
     conversation_ttl_seconds: float = Field(

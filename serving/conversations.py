@@ -8,6 +8,10 @@ The order of one step is the whole of exactly-once here:
 4. the store clears *pending* and keeps the answer for its Idempotency-Key;
 5. the answer goes out.
 
+A step whose reply is streamed is the same. A client that goes away before it was shown anything ends the step,
+and the conversation is as before; once something was shown, the step is finished without the client, so that what
+it saw stays true and a retry with the same Idempotency-Key gets the rest.
+
 A crash before 2 completes leaves nothing behind. A crash later leaves *pending* set: the events of the kept
 step are appended (again) at the next start or the next access, and a retry with the same key gets its answer.
 """
@@ -19,12 +23,13 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol
 
 from negotiation.catalogue import scenario_named
 from negotiation.generation import AdapterNotLoaded, PromptTooLong
+from negotiation.moves import parse_message
 from negotiation.roles import Role
 from negotiation.scenario import Context, ScenarioError
 from serving.admission import Admission
@@ -33,18 +38,6 @@ from serving.config import ServingSettings
 from serving.engines import EngineBusy, EngineClosed, EngineUnavailable
 from serving.erasure import Erasure
 from serving.errors import ApiError, not_found
-from serving.flow import (
-    Abandon,
-    Command,
-    ControlTokens,
-    ConversationClosed,
-    MessageDoesNotFit,
-    Open,
-    OutcomeRefused,
-    Report,
-    Say,
-    Step,
-)
 from serving.idempotency import fingerprint_of as _fingerprint
 from serving.idempotency import require_same_request
 from serving.leases import Leases, LeaseTaken
@@ -52,13 +45,38 @@ from serving.log_context import enter_conversation
 from serving.metrics import ServiceMetrics
 from serving.outbox import Outbox
 from serving.record import ConversationRecord, StepAnswer
-from serving.schemas import ConversationShown, OpenConversation, ReportOutcome, SendMessage
+from serving.schemas import (
+    ApprovalShown,
+    ConversationShown,
+    DecideApproval,
+    OpenConversation,
+    ReportOutcome,
+    SendMessage,
+)
+from serving.steps import (
+    Abandon,
+    Command,
+    ControlTokens,
+    ConversationClosed,
+    Decide,
+    MessageDoesNotFit,
+    NothingToApprove,
+    Open,
+    OutcomeRefused,
+    Report,
+    Say,
+    Step,
+)
 from serving.storage_errors import conversation_busy
 from serving.store import ConversationRow, ConversationStore
 
 log = logging.getLogger("serving")
 
 Answer = dict[str, Any]
+Listen = Callable[[str], object]
+
+APPROVAL_RETRY_SECONDS = 30
+"""What a message during an approval is told to wait: a person decides, not a machine."""
 
 
 class AdapterPins(Protocol):
@@ -98,6 +116,7 @@ class Conversations:
         self._pinned: dict[str, str] = {}
         self._admission = admission
         self._erasure = Erasure(store, checkpoints, outbox, metrics)
+        self._streams: set[asyncio.Task[Answer]] = set()
         self._busy: set[tuple[str, str]] = set()
 
     async def open(self, tenant: str, body: OpenConversation, key: str | None) -> Answer:
@@ -158,6 +177,43 @@ class Conversations:
 
     async def message(self, tenant: str, conversation_id: str, body: SendMessage, key: str | None) -> Answer:
         """Take the customer's message; answers with the agent's, or none if theirs ended the conversation."""
+        return await self._step(tenant, conversation_id, self._say(body), key)
+
+    async def message_stream(
+        self, tenant: str, conversation_id: str, body: SendMessage, key: str | None
+    ) -> AsyncGenerator[str | Answer]:
+        """Like :meth:`message`: first the reply in parts as they are cleared, then the answer."""
+        parts: asyncio.Queue[str | None] = asyncio.Queue()
+        step = asyncio.create_task(self._step(tenant, conversation_id, self._say(body), key, parts.put_nowait))
+        self._streams.add(step)
+        step.add_done_callback(lambda _: parts.put_nowait(None))
+        step.add_done_callback(self._stream_ended)
+        shown = ""
+        try:
+            while (part := await parts.get()) is not None:
+                shown += part
+                yield part
+            answer = await step
+        finally:
+            if not step.done() and not shown and parts.empty():
+                step.cancel()
+                await asyncio.wait({step})
+        reply = answer.get("reply")
+        if reply is not None and (rest := reply["text"][len(shown) :]):
+            yield rest
+        yield answer
+
+    async def drain(self) -> None:
+        """Wait for steps that go on although their client went away."""
+        while self._streams:
+            await asyncio.wait(self._streams)
+
+    def _stream_ended(self, step: asyncio.Task[Answer]) -> None:
+        self._streams.discard(step)
+        if not step.cancelled() and (error := step.exception()) is not None:
+            log.info("a streamed step failed", extra={"error_type": type(error).__name__})
+
+    def _say(self, body: SendMessage) -> Say:
         size, limit = len(body.text.encode()), self._settings.max_message_bytes
         if size > limit:
             raise ApiError(
@@ -165,7 +221,20 @@ class Conversations:
             )
         if not body.text.strip():
             raise ApiError(422, "invalid_request", "text: is blank, say something", param="text")
-        return await self._step(tenant, conversation_id, Say(text=body.text), key)
+        return Say(text=body.text)
+
+    async def decide(self, tenant: str, conversation_id: str, body: DecideApproval, key: str | None) -> Answer:
+        """A person's word on the offer that waits: it is made as it was, or the safe reply is given."""
+        command = Decide(approved=body.approved, note=body.note)
+        return await self._step(tenant, conversation_id, command, key)
+
+    async def waiting(self, tenant: str, conversation_id: str) -> ApprovalShown:
+        """The offer that waits for approval."""
+        held = (await self._owned_record(tenant, conversation_id)).held
+        move = None if held is None else parse_message(held.text).move
+        if held is None or move is None:
+            raise ApiError(409, "nothing_to_approve", "no offer of this conversation waits for approval")
+        return ApprovalShown(text=held.text, move=move)
 
     async def outcome(self, tenant: str, conversation_id: str, body: ReportOutcome, key: str | None) -> Answer:
         """Take a report of what came of a closed conversation. Once."""
@@ -244,7 +313,9 @@ class Conversations:
         for row in await self._store.pending_since(now - self._settings.reply_timeout_seconds):
             await self._alone(row, self._settle_again)
 
-    async def _step(self, tenant: str, conversation_id: str, command: Command, key: str | None) -> Answer:
+    async def _step(
+        self, tenant: str, conversation_id: str, command: Command, key: str | None, listen: Listen | None = None
+    ) -> Answer:
         fingerprint = _fingerprint(conversation_id, command.model_dump(mode="json"))
         async with self._lease(conversation_id, tenant, key):
             row, answer = await self._store.begin(conversation_id, tenant, key)
@@ -266,12 +337,26 @@ class Conversations:
                     return kept.last.body
                 # Settling cleared the mark; the step that comes now needs its own.
                 await self._store.begin(conversation_id, tenant, key)
-            record = await self._run(conversation_id, Step(command=command, key=key, fingerprint=fingerprint))
-            return await self._finish(record)
+            await self._mind_approval(conversation_id, command)
+            step = Step(command=command, key=key, fingerprint=fingerprint)
+            return await self._finish(await self._run(conversation_id, step, listen))
 
-    async def _run(self, conversation_id: str, step: Step) -> ConversationRecord:
+    async def _mind_approval(self, conversation_id: str, command: Command) -> None:
+        """Refuse what can not be done now, before the flow begins: a new run would drop the one that waits.
+
+        Read each time and not remembered: another replica may have asked for the approval, or given it.
+        """
+        kept = await self._checkpoints.read(conversation_id)
+        awaiting = kept is not None and kept.held is not None
+        if awaiting and not isinstance(command, Decide | Abandon):
+            message = "an offer waits for a colleague's approval: look again, or send the message once it is decided"
+            raise ApiError(409, "awaiting_approval", message, retry_after=APPROVAL_RETRY_SECONDS)
+        if isinstance(command, Decide) and not awaiting:
+            raise ApiError(409, "nothing_to_approve", "no offer of this conversation waits for approval")
+
+    async def _run(self, conversation_id: str, step: Step, listen: Listen | None = None) -> ConversationRecord:
         try:
-            return await self._checkpoints.run(conversation_id, step)
+            return await self._checkpoints.run(conversation_id, step, listen)
         except MessageDoesNotFit as error:
             if isinstance(step.command, Open):
                 raise ApiError(422, "context_too_long", str(error), param="context") from error
@@ -283,6 +368,8 @@ class Conversations:
             raise ApiError(413, "message_too_long", str(error), param="text") from error
         except ConversationClosed as error:
             raise ApiError(409, "conversation_closed", str(error)) from error
+        except NothingToApprove as error:
+            raise ApiError(409, "nothing_to_approve", str(error)) from error
         except OutcomeRefused as error:
             raise ApiError(409, "outcome_refused", str(error)) from error
         except AdapterNotLoaded as error:

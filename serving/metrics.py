@@ -39,6 +39,10 @@ class ServiceMetrics:
         self.closed = Counter("sparring_conversations_closed", "Conversations closed", ["adapter", "reason"], **on)
         self.messages = Counter("sparring_messages", "Messages taken", ["role", "adapter"], **on)
         self.blocked = Counter("sparring_blocked_offers", "Agent moves stopped by authority", ["adapter"], **on)
+        self.guarded = Counter(
+            "sparring_guarded_replies", "Replies whose words overstepped", ["adapter", "what"], **on
+        )
+        self.approvals = Counter("sparring_approvals", "Offers held for approval", ["adapter", "what"], **on)
         self.outcomes = Counter("sparring_outcomes", "Outcomes reported", ["adapter", "success"], **on)
         self.tokens = Counter("sparring_tokens", "Tokens through the engine", ["kind", "adapter"], **on)
         self.requests = Counter("sparring_http_requests", "HTTP answers", ["method", "route", "status"], **on)
@@ -98,6 +102,8 @@ class ServiceMetrics:
 
     def count(self, record: ConversationRecord) -> None:
         """Count the events of a conversation's last step."""
+        if record.held is not None:
+            self.approvals.labels(record.adapter, "asked").inc()
         for event in record.events:
             self._count_event(record, event)
 
@@ -114,11 +120,15 @@ class ServiceMetrics:
             if payload.role is Role.AGENT:
                 self.tokens.labels("prompt", adapter).inc(payload.prompt_tokens)
                 self.tokens.labels("completion", adapter).inc(payload.completion_tokens)
+                if payload.guarded is not None:
+                    self.guarded.labels(adapter, payload.guarded).inc()
                 if record.state.turns[-1].blocked:
                     self.blocked.labels(adapter).inc()
         elif isinstance(payload, Offer):
             kind = payload.move.kind if payload.move.kind in _MOVE_KINDS else "other"
             self.offers.labels(payload.role, kind, str(payload.binding).lower(), adapter).inc()
+            if payload.approval is not None:
+                self.approvals.labels(adapter, payload.approval).inc()
 
     def adapter_label(self, name: str) -> str:
         """The name if there is such an adapter: a client can ask for any, and labels must stay few."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from negotiation.events import ConversationEvent
 from negotiation.moves import parse_message
 from negotiation.scenario import Context, NegotiationState, Turn
+from serving.replies import SpokenReply
 from serving.schemas import ConversationShown, Reply, ShownTurn, Status
 
 
@@ -32,7 +33,7 @@ class ConversationRecord(BaseModel):
 
     ``sequence`` is the number of the next event; ``events`` are those of the last step, ``last`` its answer
     (None after a step that nobody asked for, such as expiry), ``opening`` the answer to the request that
-    opened the conversation.
+    opened the conversation. ``held`` is the agent's reply that waits for a person's approval: no turn yet.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -50,9 +51,12 @@ class ConversationRecord(BaseModel):
     opening: StepAnswer | None = None
     last: StepAnswer | None = None
     outcome_reported: bool = False
+    held: SpokenReply | None = None
 
     @property
     def status(self) -> Status:
+        if self.held is not None:
+            return "awaiting_approval"
         return "open" if self.state.closed is None else "closed"
 
     def standing(self) -> dict[str, Any]:

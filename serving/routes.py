@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -14,14 +16,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from serving.auth import KeyRecord, KeyStore
 from serving.completions import Completions
-from serving.conversations import Conversations
-from serving.errors import ApiError, declared_errors, declared_stream
+from serving.conversations import Answer, Conversations
+from serving.errors import ApiError, declared_errors, declared_stream, error_body
 from serving.metrics import ServiceMetrics
 from serving.rate_limits import RateLimits
 from serving.schemas import (
     AdaptersShown,
+    ApprovalShown,
     ConversationOpened,
     ConversationShown,
+    DecideApproval,
     MessageAnswered,
     OpenConversation,
     OutcomeRecorded,
@@ -30,6 +34,9 @@ from serving.schemas import (
 )
 
 log = logging.getLogger("serving")
+
+GONE_CHECK_SECONDS = 0.25
+"""Pause between looks whether a client still waits for the first part of its stream."""
 
 
 class Service(Protocol):
@@ -91,7 +98,15 @@ async def require_admin(key: _Key) -> None:
         raise ApiError(403, "wrong_key_scope", "this needs an admin key")
 
 
+async def approver_of(key: _Key) -> str:
+    """The tenant whose offers the key may approve: an admin key's own, and no other."""
+    if key.scope != "admin":
+        raise ApiError(403, "wrong_key_scope", "approval needs an admin key of the conversation's tenant")
+    return key.tenant
+
+
 Tenant = Annotated[str, Depends(tenant_of)]
+Approver = Annotated[str, Depends(approver_of)]
 
 conversations = APIRouter(
     prefix="/v1/conversations",
@@ -125,13 +140,15 @@ async def send_message(
     body: SendMessage,
     tenant: Tenant,
     service: ServiceOf,
+    request: Request,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Send the customer's message; the agent's reply comes back as the customer is to be shown it."""
-    answer = await service.conversations.message(tenant, conversation_id, body, idempotency_key)
     if body.stream:
-        return StreamingResponse(_events(answer), media_type="text/event-stream")
-    return JSONResponse(answer)
+        parts = service.conversations.message_stream(tenant, conversation_id, body, idempotency_key)
+        first = await _first(parts, request)
+        return StreamingResponse(_events(first, parts), media_type="text/event-stream")
+    return JSONResponse(await service.conversations.message(tenant, conversation_id, body, idempotency_key))
 
 
 @conversations.get("/{conversation_id}")
@@ -157,6 +174,24 @@ async def report_outcome(
 ) -> JSONResponse:
     """Report what came of a closed conversation. Once."""
     return JSONResponse(await service.conversations.outcome(tenant, conversation_id, body, idempotency_key), 201)
+
+
+@conversations.get("/{conversation_id}/approval")
+async def show_approval(conversation_id: str, tenant: Approver, service: ServiceOf) -> ApprovalShown:
+    """The offer that waits for approval. Needs an admin key of the conversation's tenant."""
+    return await service.conversations.waiting(tenant, conversation_id)
+
+
+@conversations.post("/{conversation_id}/approval", response_model=MessageAnswered)
+async def decide_approval(
+    conversation_id: str,
+    body: DecideApproval,
+    tenant: Approver,
+    service: ServiceOf,
+    idempotency_key: IdempotencyKey = None,
+) -> JSONResponse:
+    """Approve the offer that waits, or refuse it. Needs an admin key of the conversation's tenant."""
+    return JSONResponse(await service.conversations.decide(tenant, conversation_id, body, idempotency_key))
 
 
 @admin.get("/adapters")
@@ -198,6 +233,38 @@ async def metrics(service: ServiceOf) -> Response:
     return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _events(answer: dict[str, Any]) -> AsyncIterator[str]:
-    yield f"data: {json.dumps(answer)}\n\n"
-    yield "data: [DONE]\n\n"
+async def _first(parts: AsyncGenerator[str | Answer], request: Request) -> str | Answer:
+    """The first part, so that a failure before it is answered as such. Gives up when the client goes away."""
+    waiting = asyncio.ensure_future(anext(parts))
+    try:
+        while not (await asyncio.wait({waiting}, timeout=GONE_CHECK_SECONDS))[0]:
+            if await request.is_disconnected():
+                raise ApiError(499, "client_gone", "the client went away before the reply began: nothing was taken")
+        return waiting.result()
+    finally:
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+
+async def _events(first: str | Answer, parts: AsyncGenerator[str | Answer]) -> AsyncIterator[str]:
+    try:
+        async with aclosing(parts):
+            yield _event(first)
+            async for part in parts:
+                yield _event(part)
+    except ApiError as error:
+        yield _error_event(error.status, error.code, error.message, error.param)
+    except Exception as error:  # the status is sent already: all that is left to say goes into the stream
+        log.exception("a stream failed", extra={"error_type": type(error).__name__})
+        yield _error_event(500, "internal_error", "the reply failed; retry with the same Idempotency-Key", None)
+    else:
+        yield "data: [DONE]\n\n"
+
+
+def _event(part: str | Answer) -> str:
+    return f"data: {json.dumps({'delta': part} if isinstance(part, str) else part)}\n\n"
+
+
+def _error_event(status: int, code: str, message: str, param: str | None) -> str:
+    return f"event: error\ndata: {json.dumps(error_body(status, code, message, param))}\n\n"

@@ -12,7 +12,7 @@ from negotiation.roles import Role
 from negotiation.scenario import CloseReason
 
 Label = Annotated[str, Field(max_length=128)]
-Status = Literal["open", "closed"]
+Status = Literal["open", "awaiting_approval", "closed"]
 
 
 class _Body(BaseModel):
@@ -56,10 +56,24 @@ class OpenConversation(_Body):
 
 
 class SendMessage(_Body):
-    """``stream`` answers as server-sent events: the reply as one event, then ``[DONE]``."""
+    """``stream`` answers as server-sent events: parts of the reply, then the whole answer, then ``[DONE]``."""
 
     text: str = Field(min_length=1)
     stream: bool = False
+
+
+class DecideApproval(_Body):
+    """A person's word on the offer that waits. ``note`` is kept with the decision; the customer never sees it."""
+
+    approved: bool
+    note: str = Field("", max_length=1000)
+
+
+class ApprovalShown(_Body):
+    """What waits for approval: the agent's message as it would be shown, and its move."""
+
+    text: str
+    move: Move
 
 
 class ReportOutcome(_Body):

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from negotiation.authority import SAFE_REPLY
 from negotiation.corpus import CorpusDialogue
 from negotiation.deal_or_no_deal import DealOrNoDeal, Split, remainder
 from negotiation.moves import Move
@@ -105,8 +106,14 @@ def recite(recorded: Recorded, role: Role, scenario: Scenario, chat: ChatFormat)
             continue
         if not transcript.ids:
             transcript.open()
-        ids = [*chat.tokenizer.encode(turn.text, add_special_tokens=False), chat.end_of_turn_id]
+        own = turn.text.removesuffix(SAFE_REPLY)
+        ids = chat.tokenizer.encode(own.rstrip(), add_special_tokens=False)
+        # The service's safe reply was put there: the model never said it, so it is not taught to.
+        if own == turn.text:
+            ids.append(chat.end_of_turn_id)
         transcript.speak(ids, [0.0] * len(ids))
+        if own != turn.text:
+            transcript.put(f" {SAFE_REPLY}" if own else SAFE_REPLY)
     return transcript
 
 

@@ -181,6 +181,8 @@ def build_shop(
     store = KeyStore(settings.keys_path)
     for who, scope in (("acme", "tenant"), ("rival", "tenant"), ("root", "admin")):
         keys[who] = store.create_key(who, scope)
+    for who in ("acme", "rival"):
+        keys[f"{who}'s boss"] = store.create_key(who, "admin")
     engine, slots = ScriptedEngine(tokenizer), AdapterSlots(Role.AGENT)
     sink = sink or MemorySink()
     source = DirectorySource(folder / "registry", champion)
@@ -210,7 +212,8 @@ def make_shop(tmp_path: Path, tokenizer: Any) -> MakeShop:
 @pytest.fixture(scope="session")
 def idle_shop(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Shop:
     """A service that is not started: for whoever runs the application on an event loop of its own."""
-    limits = {"requests_per_minute": 0, "failed_keys_per_minute": 0, "reconcile_seconds": 3600}
+    limits: dict[str, Any] = {"requests_per_minute": 0, "failed_keys_per_minute": 0, "reconcile_seconds": 3600}
+    limits["approval_above_price"] = 0
     return build_shop(tmp_path_factory.mktemp("idle-shop"), tokenizer, **limits)
 
 

@@ -148,17 +148,6 @@ async def test_a_message_that_does_not_fit_is_refused_and_changes_nothing(shop):
     assert [e.sequence for e in shop.sink.of(opened["id"])] == [0, 1, 2]
 
 
-async def test_streaming_gives_the_reply_and_done(shop):
-    opened = await shop.open()
-    response = await shop.client.post(
-        f"/v1/conversations/{opened['id']}/messages", json={"text": "Hm.", "stream": True}
-    )
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = response.text.split("\n\n")
-    assert '"reply"' in lines[0]
-    assert lines[1] == "data: [DONE]"
-
-
 async def test_the_conversation_is_shown_as_the_customer_saw_it(shop):
     opened = await shop.open()
     await shop.say(opened["id"], f"I offer. [offer {VEHICLE} 100]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +16,8 @@ from negotiation.events import Closed, Message, Offer
 from negotiation.roles import Role
 from negotiation.telesales import read_offer
 from serving.checkpoints import ConversationCheckpoints
-from serving.flow import ConversationClosed, Flow, Open, Say, Step
+from serving.flow import Flow
+from serving.steps import ConversationClosed, Open, Say, Step
 
 TEXTS = st.one_of(
     st.sampled_from(
@@ -41,7 +42,7 @@ def test_any_dialogue_is_numbered_whole_and_within_authority(tokenizer, scenario
 async def play(tokenizer, scenario: str, seed: int, theirs: list[str], ours: list[str]) -> None:
     context = scenario_named(scenario).generate(seed)
     context = context.model_copy(update={"views": {Role.AGENT: context.views[Role.AGENT]}, "seed": None})
-    replies = iter(ours)
+    replies = cycle(ours)  # a reply that oversteps is asked for again
     engine = _Engine(tokenizer, lambda request: next(replies))
     flow = Flow(engine, max_tokens=48, temperature=1.0, timeout_seconds=10)
     events, prompts = [], []

@@ -41,6 +41,7 @@ def test_every_answer_is_a_declared_one(document, idle_shop, mode) -> None:
         @given(case=operation.as_strategy(generation_mode=mode), data=st.data())
         def keeps_its_word(case: Any, data: st.DataObject) -> None:
             who = "root" if case.path.startswith("/admin") else "acme"
+            who = "acme's boss" if case.path.endswith("/approval") else who
             headers = idle_shop.headers(who)
             if mode.is_positive:
                 make_it_real(case, data, document, idle_shop)
@@ -61,8 +62,14 @@ def make_it_real(case: Any, data: st.DataObject, document: Any, shop: Any) -> No
     if not data.draw(st.booleans()):
         return
     if "conversation_id" in (case.path_parameters or {}):
-        opening = document["/v1/conversations"]["POST"].Case(body=shop.opening(data.draw(st.integers(0, 50))))
+        body = shop.opening(data.draw(st.integers(0, 50)))
+        if case.path.endswith("/approval"):
+            vehicle = body["context"]["public"]["vehicles"][0]
+            move = f"[offer {vehicle['id']} {vehicle['list_price'] // 100}]"
+            shop.engine.say = lambda request: move
+        opening = document["/v1/conversations"]["POST"].Case(body=body)
         case.path_parameters["conversation_id"] = opening.call(headers=shop.headers("acme")).json()["id"]
+        shop.engine.say = lambda request: "Good day."
         if case.path.endswith("/score"):
             drawing = document["/v1/scenarios/{name}/draw"]["POST"].Case(path_parameters={"name": "telesales"})
             drawn = drawing.call(headers=shop.headers("acme")).json()

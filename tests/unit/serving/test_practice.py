@@ -96,7 +96,7 @@ async def test_an_accepted_offer_is_scored_by_the_card(shop):
     context = opened_event(shop, drawn).context
     vehicle = next(v for v in drawn["public"]["vehicles"] if v["body"] == drawn["card"]["body"])
     price = vehicle["list_price"] // MINOR
-    shop.engine.say = lambda request: f"It is yours. [offer {vehicle['id']} {price}]"
+    shop.engine.say = lambda request: f"Take it. [offer {vehicle['id']} {price}]"
     await shop.say(drawn["conversation"]["id"], "I need one.")
     closed = (await shop.say(drawn["conversation"]["id"], "Good. [accept]")).json()
     assert closed["reason"] == "agreed"

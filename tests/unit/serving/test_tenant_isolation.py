@@ -15,6 +15,8 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("DELETE", "", None),
     ("POST", "/messages", {"text": "Hello"}),
     ("POST", "/messages", {"text": "Hello", "stream": True}),
+    ("GET", "/approval", None),
+    ("POST", "/approval", {"approved": True}),
     ("POST", "/outcome", {"agreed": False}),
     ("POST", "/score", None),
     ("POST", "/outcome", {"agreed": False, "counterpart_view": {"budget": 1}}),
@@ -28,7 +30,8 @@ def told(response: httpx.Response, identity: str) -> tuple[int, str]:
 
 async def ask(shop, identity: str, method: str, suffix: str, body: Any, **headers: str) -> httpx.Response:
     path = f"/v1/conversations/{identity}{suffix}"
-    return await shop.client.request(method, path, json=body, headers=shop.headers("rival", **headers))
+    who = "rival's boss" if suffix == "/approval" else "rival"
+    return await shop.client.request(method, path, json=body, headers=shop.headers(who, **headers))
 
 
 def test_every_endpoint_with_an_id_is_listed(shop):

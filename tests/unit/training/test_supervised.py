@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from negotiation.adapter import AdapterName
+from negotiation.authority import SAFE_REPLY
 from negotiation.corpus import read_dialogues
 from negotiation.deal_or_no_deal import DealOrNoDeal
 from negotiation.generation import GenerationRequest, Sampling
@@ -135,6 +136,17 @@ def test_labels_are_the_roles_own_words_and_ends_of_turn(chat: ChatFormat) -> No
     assert all(label in (IGNORED, token) for token, label in zip(ids, labels, strict=True))
     own = chat.tokenizer.decode([label for label in labels if label != IGNORED])
     assert " ".join(own.split()) == "the book for me<|end|> [agree]<|end|> [select 1 0 0]<|end|>"
+
+
+@pytest.mark.parametrize("before", ["", "Good day. "])
+def test_a_safe_reply_of_the_service_is_nobodys_words(before: str, chat: ChatFormat) -> None:
+    context = SCENARIO.generate(1)
+    said = (Turn(role=Role.COUNTERPART, text="Well?", shown="Well?"),)
+    own = Turn(role=Role.AGENT, text=f"{before}{SAFE_REPLY}", shown=f"{before}{SAFE_REPLY}")
+    transcript = recite(Recorded("one", context, (*said, own)), Role.AGENT, SCENARIO, chat)
+    ours = [token for token, mine in zip(transcript.ids, transcript.sampled, strict=True) if mine]
+    assert chat.tokenizer.decode(ours).strip() == before.strip()
+    assert chat.tokenizer.decode(transcript.ids).endswith(SAFE_REPLY)
 
 
 def test_the_others_words_bring_no_gradient(base: BaseModelRef, toy: tuple[list[Row], list[Row]]) -> None:

@@ -1,0 +1,34 @@
+"""Events of earlier writers are read, and earlier readers pass over what is new."""
+
+from __future__ import annotations
+
+import json
+
+from negotiation.events import Approval, ConversationEvent, Guarded, Message, Offer
+from negotiation.moves import Move
+from negotiation.roles import Role
+
+OLD_MESSAGE = {"type": "message", "role": "agent", "text": "Hi.", "shown": "Hi.", "prompt_tokens": 3}
+OLD_OFFER = {
+    "type": "offer",
+    "role": "agent",
+    "move": {"kind": "offer", "arguments": ["van", "9"]},
+    "binding": True,
+    "rejected": None,
+}
+
+
+def test_events_without_the_newer_fields_are_read():
+    for payload in (OLD_MESSAGE, OLD_OFFER):
+        body = {"tenant": "t", "conversation_id": "c", "sequence": 0, "payload": payload}
+        event = ConversationEvent.model_validate_json(json.dumps(body))
+        assert event.schema_version == 1
+    assert Message.model_validate(OLD_MESSAGE).guarded is None
+    assert Offer.model_validate(OLD_OFFER).approval is None
+
+
+def test_only_optional_fields_were_added():
+    message = Message(role=Role.AGENT, text="Hi.", shown="Hi.", guarded=Guarded.REPLACED)
+    offer = Offer(role=Role.AGENT, move=Move(kind="quit"), binding=True, approval=Approval.APPROVED)
+    assert set(message.model_dump()) - {"completion_tokens"} == {*OLD_MESSAGE, "guarded"}
+    assert set(offer.model_dump()) == {*OLD_OFFER, "approval", "approval_note"}
