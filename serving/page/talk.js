@@ -17,6 +17,8 @@ const ENDED = {
   abandoned: "Nobody spoke for too long",
 };
 
+const LOOK_AGAIN_MS = 3000;
+
 export const known = (scenario) => Object.hasOwn(TABLES, scenario);
 
 export class Talk {
@@ -69,6 +71,7 @@ export class Talk {
   stop() {
     this.#stopped = true;
     clearInterval(this.countdown);
+    clearTimeout(this.glance);
   }
 
   #begin() {
@@ -290,7 +293,22 @@ export class Talk {
   #settle(state) {
     this.#closed = state === "closed";
     this.#update();
+    if (state === "awaiting_approval") {
+      this.#log.remark("A colleague looks at the offer. The answer appears here by itself.");
+      this.#lookAgain();
+    }
     if (this.#closed) this.#finish();
+  }
+
+  // Until the colleague has decided; what was decided is then shown like after a reload.
+  #lookAgain() {
+    clearTimeout(this.glance);
+    this.glance = setTimeout(async () => {
+      const record = await this.api.show(this.id).catch(() => null);
+      if (this.#stopped) return;
+      if (record && record.state !== "awaiting_approval") this.#reload();
+      else this.#lookAgain();
+    }, LOOK_AGAIN_MS);
   }
 
   async #finish() {

@@ -29,7 +29,7 @@ MESSAGES = re.compile(r"/v1/conversations/[^/]+/messages$")
 STARTING_SECONDS = 120
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium() -> str:
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
@@ -37,7 +37,7 @@ def chromium() -> str:
     return path
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Iterator[tuple[str, str]]:
     """Address and a tenant's key of ``sparring serve`` in a folder of its own."""
     folder = tmp_path_factory.mktemp("page")
@@ -74,8 +74,9 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     raise AssertionError(f"not serving within {STARTING_SECONDS} s: {log.read_text(errors='replace')}")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Any]:
+    # Ends with its module: while it is open an event loop runs here, in which no asynchronous test can.
     with playwright.sync_playwright() as driver:
         # Without its sandbox, which needs privileges that containers lack. Only our own page is loaded.
         launched = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

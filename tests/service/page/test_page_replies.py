@@ -59,6 +59,18 @@ def test_only_what_the_service_lets_count_can_be_accepted(player: Any) -> None:
     expect(player.accept).to_contain_text("9,250")
 
 
+def test_an_offer_that_a_colleague_confirms_is_waited_for(player: Any) -> None:
+    player.begin("Buy a vehicle")
+    turns = player.page.locator(".turn").count()
+    player.answering(stream(answered("A colleague will confirm this.", state="awaiting_approval"), "data: [DONE]"))
+    player.say("Give me your best price")
+    remark = player.page.get_by_text("A colleague looks at the offer")
+    expect(remark).to_be_visible()
+    # The service knows of no such offer, which to the page is the same as one that was decided.
+    expect(remark).to_have_count(0)
+    expect(player.page.locator(".turn")).to_have_count(turns)
+
+
 STREAM = """
 window.pieces = [];
 const real = window.fetch;
