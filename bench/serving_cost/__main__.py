@@ -7,6 +7,7 @@
 3. ``stub``: the application with a model that answers at once, beside a bare FastAPI endpoint: latency at 100 a
    second, and what is answered of 1,000 a second.
 4. ``engine``: the in-process engine's concurrent callers beside one plain batched ``generate`` of transformers.
+5. ``soak`` (only when asked for): 16 customers for ten minutes: failures, and whether the service's memory grows.
 
 Everything shares one machine, the load included: on two cores the shares that the service takes are missing to vLLM.
 
@@ -26,12 +27,13 @@ from typing import Annotated, Any
 
 import typer
 from alone import in_process, stub
-from on_vllm import proxy, service_on_vllm, swap
+from on_vllm import proxy, service_on_vllm, soak, swap
 from rich.console import Console
 from rich.table import Table
 
 app = typer.Typer(add_completion=False)
-PARTS = ("proxy", "swap", "stub", "engine")
+PARTS = ("proxy", "swap", "stub", "engine", "soak")
+ON_VLLM = {"proxy", "swap", "soak"}
 
 
 @app.command()
@@ -43,18 +45,20 @@ def serving(
     output: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
 ) -> None:
     """Measure and print a table."""
-    parts = part or list(PARTS)
+    parts = part or list(PARTS[:4])
     if unknown := [name for name in parts if name not in PARTS]:
         raise typer.BadParameter(f"{unknown[0]!r} is no part: choose from {', '.join(PARTS)}")
     repeats = 1 if quick else repeats
     found: dict[str, Any] = {"cpus": os.cpu_count(), "repeats": repeats}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        if {"proxy", "swap"} & set(parts):
+        if ON_VLLM & set(parts):
             service = stack.enter_context(service_on_vllm(Path(folder), vllm_python))
             if "proxy" in parts:
                 found["proxy"] = asyncio.run(proxy(service, repeats, 16 if quick else 192))
             if "swap" in parts:
                 found["swap"] = asyncio.run(swap(service, 10 if quick else 120))
+            if "soak" in parts:
+                found["soak"] = asyncio.run(soak(service, 0.5 if quick else 10.0))
             stack.close()
         if "stub" in parts:
             found["stub"] = stub(Path(folder), repeats, 2.0 if quick else 10.0)
@@ -71,8 +75,9 @@ def _show(found: dict[str, Any]) -> None:
         table.add_row("proxy", f"{width} at once: tokens/s through / direct", f"{row['throughput_ratio']:.2f}")
         added = f"{row['added_first_ms_p50']:.1f} / {row['added_first_ms_p99']:.1f}"
         table.add_row("proxy", f"{width} at once: added ms to first token, p50 / p99", added)
-    for name, value in found.get("swap", {}).items():
-        table.add_row("swap", name.replace("_", " "), f"{value:.4g}")
+    for part in ("swap", "soak"):
+        for name, value in found.get(part, {}).items():
+            table.add_row(part, name.replace("_", " "), f"{value:.4g}")
     for rate, kinds in found.get("stub", {}).items():
         for kind, row in kinds.items():
             figures = f"{row.get('requests_per_second', 0):.0f}/s, p50 {row.get('whole_ms_p50', 0):.1f} ms, "

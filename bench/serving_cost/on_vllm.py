@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import typer
 from load import Load, Target, at_once, medians
 
@@ -39,8 +40,11 @@ PROMPTS = 64
 class Service:
     """A vLLM server with the service in front of it, both running."""
 
-    def __init__(self, vllm: str, url: str, folder: Path, settings: Any, model: ResolvedModel) -> None:
+    def __init__(
+        self, vllm: str, url: str, folder: Path, settings: Any, model: ResolvedModel, process: psutil.Process
+    ) -> None:
         self.vllm, self.url, self.folder, self.settings, self.model = vllm, url, folder, settings, model
+        self.process = process
         keys = KeyStore(settings.serving.keys_path)
         self.key, self.admin = keys.create_key("bench"), keys.create_key("bench", "admin")
 
@@ -63,9 +67,9 @@ def service_on_vllm(folder: Path, python: Path) -> Iterator[Service]:
         stack.enter_context(running(command(python, model.path, vllm_port), environment(1), folder / "vllm.log"))
         body = {"model": "base", "prompt": [1], "max_tokens": 1}
         wait_for(lambda: httpx.post(f"{vllm}/v1/completions", json=body, timeout=120).is_success)
-        stack.enter_context(running(serve, {**os.environ, "OMP_NUM_THREADS": "1"}, folder / "serve.log"))
+        process = stack.enter_context(running(serve, {**os.environ, "OMP_NUM_THREADS": "1"}, folder / "serve.log"))
         wait_for(lambda: httpx.get(f"{url}/readyz").is_success)
-        yield Service(vllm, url, folder, settings, model)
+        yield Service(vllm, url, folder, settings, model, psutil.Process(process.pid))
 
 
 @contextmanager
@@ -181,6 +185,29 @@ async def swap(service: Service, calls: int) -> dict[str, Any]:
         "slowest_ms_before": before * 1000,
         "slowest_ms_during": during * 1000,
         "alias_to_serving_seconds": seconds,
+    }
+
+
+async def soak(service: Service, minutes: float) -> dict[str, Any]:
+    """16 customers for a while: failures, and the service's resident memory over the last nine tenths of it."""
+    from serving.client import SparringClient
+
+    customers = Customers(scenario_named("telesales"), negotiators("telesales", Role.COUNTERPART, "train"), 10**6)
+    resident = []
+    async with SparringClient(service.url, service.key, retries=0) as client:
+        stream = Stream(client, customers, at_once=16, pause_seconds=0.0)
+        for _ in range(10):
+            await asyncio.sleep(minutes * 6)
+            stream.check()
+            resident.append(service.process.memory_info().rss / 2**20)
+        tally = await stream.stop()
+    return {
+        "minutes": minutes,
+        "conversations": len(tally.calls),
+        "requests": tally.requests,
+        "failed": tally.failures,
+        "resident_mib_after_a_tenth": resident[0],
+        "resident_mib_at_the_end": resident[-1],
     }
 
 

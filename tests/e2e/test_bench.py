@@ -78,3 +78,17 @@ def test_learning_compares_both_roles_with_the_warm_start(tmp_path: Path) -> Non
     for decision in run.values():
         assert decision["scenarios"] == 20
         assert {"mean", "low", "high"} <= set(decision["differences"]["success"])
+
+
+def test_serving_cost(tmp_path: Path) -> None:
+    """The parts that need no vLLM server."""
+    output = tmp_path / "serving.json"
+    command = [sys.executable, str(ROOT / "bench" / "serving_cost"), "--quick", "--output", str(output)]
+    command += ["--part", "stub", "--part", "engine"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    found = json.loads(output.read_text())
+    for rate in ("100", "1000"):
+        for kind in ("bare", "sparring"):
+            assert found["stub"][rate][kind]["failed"] == 0
+            assert found["stub"][rate][kind]["requests"] > 0
+    assert found["engine"]["ratio"] > 0
