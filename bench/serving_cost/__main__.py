@@ -5,7 +5,7 @@
 2. ``swap``: 32 customers talking while the registry's champion changes: failures, answers by version, latency before
    and during, seconds from the alias to serving.
 3. ``stub``: the application with a model that answers at once, beside a bare FastAPI endpoint: latency at 100 a
-   second, and what is answered of 1,000 a second.
+   second, what is answered of 1,000 a second, and how many messages of conversations (kept before they are answered).
 4. ``engine``: the in-process engine's concurrent callers beside one plain batched ``generate`` of transformers.
 5. ``soak`` (only when asked for): 16 customers for ten minutes: failures, and whether the service's memory grows.
 
@@ -82,7 +82,8 @@ def _show(found: dict[str, Any]) -> None:
         for kind, row in kinds.items():
             figures = f"{row.get('requests_per_second', 0):.0f}/s, p50 {row.get('whole_ms_p50', 0):.1f} ms, "
             figures += f"p99 {row.get('whole_ms_p99', 0):.1f} ms, {row['failed']:.0f} failed"
-            table.add_row("stub", f"{kind} at {rate}/s", figures)
+            what = "messages, 8 at once" if rate == "conversations" else f"{kind} at {rate}/s"
+            table.add_row("stub", what, figures)
     for name, value in found.get("engine", {}).items():
         table.add_row("engine", f"{name}" + ("" if name == "ratio" else " tokens/s"), f"{value:.4g}")
     Console().print(table)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from load import Target, at_rate, medians
+from load import Load, Target, at_once, at_rate, medians
 from on_vllm import TOKENS, wait_for
 
 from negotiation.catalogue import scenario_named
@@ -43,8 +43,29 @@ def stub(folder: Path, repeats: int, seconds: float) -> dict[str, Any]:
                 for rate in (100, 1000):
                     figures = asyncio.run(at_rate(target, rate, seconds)).figures()
                     runs.setdefault(str(rate), {}).setdefault(kind, []).append(figures)
+                if kind == "sparring":
+                    figures = asyncio.run(_messages(url, key, 64 if seconds < 5 else 512)).figures()
+                    runs.setdefault("conversations", {}).setdefault(kind, []).append(figures)
                 process.terminate()
     return {rate: {kind: medians(figures) for kind, figures in kinds.items()} for rate, kinds in runs.items()}
+
+
+async def _messages(url: str, key: str, count: int) -> Load:
+    """Messages of conversations, eight at once: kept, logged and answered one by one."""
+    headers = {"Authorization": f"Bearer {key}"}
+    scenario = scenario_named("telesales")
+    opened = []
+    async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+        for seed in range(max(8, count // 4)):
+            context = scenario.generate(seed)
+            views = {"agent": context.views[Role.AGENT]}
+            asked = {"public": context.public, "views": views, "first_speaker": "counterpart"}
+            answer = await client.post(f"{url}/v1/conversations", json={"scenario": "telesales", "context": asked})
+            opened.append(answer.raise_for_status().json()["id"])
+    target = Target(
+        lambda n: f"{url}/v1/conversations/{opened[n % len(opened)]}/messages", headers, lambda n: {"text": "hello"}
+    )
+    return await at_once(target, count, 8)
 
 
 async def in_process(repeats: int) -> dict[str, float]:

@@ -63,9 +63,9 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go and what they say. ``body`` makes the n-th request's."""
+    """Where requests go and what they say. ``body``, and ``url`` where they differ, make the n-th request's."""
 
-    url: str
+    url: str | Callable[[int], str]
     headers: dict[str, str]
     body: Callable[[int], dict[str, Any]]
     stream: bool = False
@@ -110,7 +110,8 @@ async def _one(session: aiohttp.ClientSession, target: Target, number: int, load
     begun = time.perf_counter()
     first, tokens, pieces = 0.0, 0, []
     try:
-        async with session.post(target.url, json=target.body(number), headers=target.headers) as answer:
+        url = target.url if isinstance(target.url, str) else target.url(number)
+        async with session.post(url, json=target.body(number), headers=target.headers) as answer:
             if answer.status >= 400:
                 load.fail(f"HTTP {answer.status}")
                 return
