@@ -264,10 +264,7 @@ class Flow:
         return Draft(step, record.model_copy(update={"events": []}), transcript)
 
     def _refuse_control_tokens(self, text: str) -> None:
-        tokenizer = self._chat.tokenizer
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        plain = tokenizer.decode(ids, skip_special_tokens=True)
-        if plain != tokenizer.decode(ids, skip_special_tokens=False):
+        if self._chat.holds_control_tokens(text):
             raise ControlTokens("the text holds a control token of the model, such as <|end|>: leave it out")
 
     def _check_report(self, record: ConversationRecord) -> None:

@@ -105,12 +105,14 @@ class Keeper:
 
     def model(self, replica: Replica, name: str) -> str:
         """What ``name`` is called on the wire. Raises AdapterNotLoaded."""
-        if name == BASE:
-            return replica.base
+        return replica.base if name == BASE else self.require(name).wire_name
+
+    def require(self, name: str) -> Held:
+        """What is held under a name. Raises AdapterNotLoaded."""
         held = self.held.get(name)
         if held is None:
             raise AdapterNotLoaded(f"adapter {name!r} is not loaded; loaded: {sorted(self.held)}")
-        return held.wire_name
+        return held
 
     def place(self, name: str, wire_name: str, directory: Path, *, expect_change: bool) -> None:
         """Load on every replica that is up, or on none. Raises AdapterRejected, RequestRefused, EngineUnavailable."""
@@ -138,14 +140,15 @@ class Keeper:
 
     def drop(self, name: str) -> None:
         """Stop holding an adapter; replicas that are down have lost it anyway, or are rid of it when they return."""
-        held = self.held.pop(name)
+        held = self.require(name)
+        del self.held[name]
         for replica in self._replicas:
             if replica.up:
                 self._unload(replica, held.wire_name)
 
     def answer(self, name: str) -> str:
         """The same text as long as every replica that is up answers as when ``name`` was loaded."""
-        expected = self._base_answer if name == BASE else self.held[name].answer
+        expected = self._base_answer if name == BASE else self.require(name).answer
         assert expected is not None, "start comes before"
         asked, strayed = 0, []
         for replica in [replica for replica in self._replicas if replica.up]:
