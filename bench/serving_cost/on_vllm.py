@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import typer
 from load import Load, Target, at_once, medians
@@ -35,6 +36,7 @@ from training.counterparts import negotiators
 WIDTHS = (1, 8, 32)
 TOKENS = 24
 PROMPTS = 64
+SWAP_CALLERS = 32
 
 
 class Service:
@@ -142,7 +144,11 @@ async def proxy(service: Service, repeats: int, requests: int) -> dict[str, Any]
 
 
 async def swap(service: Service, calls: int) -> dict[str, Any]:
-    """A champion takes over in the middle of 32 lines of callers."""
+    """A champion takes over in the middle of 32 lines of callers.
+
+    *Before* leaves out the first round of requests, when all 32 arrive at once; *during* begins with the change of the
+    alias and lasts until half as many calls as before have ended.
+    """
     from serving.client import SparringClient
 
     registry = open_registry(service.settings, service.model)
@@ -158,7 +164,7 @@ async def swap(service: Service, calls: int) -> dict[str, Any]:
         SparringClient(service.url, service.key, retries=0) as client,
         SparringClient(service.url, service.admin) as operator,
     ):
-        stream = Stream(client, customers, at_once=32, pause_seconds=0.0)
+        stream = Stream(client, customers, at_once=SWAP_CALLERS, pause_seconds=0.0)
 
         async def until(count: int) -> None:
             while len(stream.tally.calls) < count:
@@ -166,7 +172,7 @@ async def swap(service: Service, calls: int) -> dict[str, Any]:
                 await asyncio.sleep(0.05)
 
         await until(calls)
-        before, stream.tally.slowest_seconds = stream.tally.slowest_seconds, 0.0
+        waited = len(stream.tally.seconds)
         registry.promote(Role.AGENT, version, expected=1)
         begun = time.perf_counter()
         while (await operator.adapters()).current != f"agent@{version}":
@@ -175,15 +181,16 @@ async def swap(service: Service, calls: int) -> dict[str, Any]:
         seconds = time.perf_counter() - begun
         done = len(stream.tally.calls)
         await until(done + calls // 2)
-        during = stream.tally.slowest_seconds
+        before, during = stream.tally.seconds[2 * SWAP_CALLERS : waited], stream.tally.seconds[waited:]
         tally = await stream.stop()
     known = {"agent@1", f"agent@{version}"}
     return {
         "requests": tally.requests,
         "failed": tally.failures,
         "wrong_version": sum(call.adapter not in known for call in tally.calls),
-        "slowest_ms_before": before * 1000,
-        "slowest_ms_during": during * 1000,
+        "p99_ms_before": float(np.percentile(before, 99)) * 1000,
+        "p99_ms_during": float(np.percentile(during, 99)) * 1000,
+        "p99_during_over_before": float(np.percentile(during, 99) / np.percentile(before, 99)),
         "alias_to_serving_seconds": seconds,
     }
 

@@ -38,13 +38,16 @@ class Call:
 
 @dataclass
 class Tally:
-    """What a crowd of customers saw. ``requests`` counts each HTTP request once, ``failures`` those unanswered."""
+    """What a crowd of customers saw. ``requests`` counts each HTTP request once, ``failures`` those unanswered.
+
+    ``seconds`` is how long each request took, in the order in which they ended.
+    """
 
     calls: list[Call] = field(default_factory=list)
     requests: int = 0
     failures: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    slowest_seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
 
     @property
     def success_rate(self) -> float | None:
@@ -164,7 +167,7 @@ class _Counted:
         self._begun = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        self._tally.slowest_seconds = max(self._tally.slowest_seconds, time.monotonic() - self._begun)
+        self._tally.seconds.append(time.monotonic() - self._begun)
 
 
 def _ended(state: NegotiationState, answer: ConversationOpened | MessageAnswered) -> NegotiationState:
