@@ -5,7 +5,7 @@ The embedded implementation (SQLite file) is in ``pipelines.event_log``; Kafka s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,10 +14,22 @@ from negotiation.events import ConversationEvent
 
 @dataclass(frozen=True)
 class Record:
-    """An event at its offset in the log. Offsets grow, and need not be consecutive."""
+    """An event at its offset in a partition. Offsets grow within a partition, and need not be consecutive.
+
+    All events of a conversation are in one partition. The embedded log has only partition 0.
+    """
 
     offset: int
     event: ConversationEvent
+    partition: int = 0
+
+
+def positions(records: Iterable[Record]) -> dict[int, int]:
+    """The last offset of each partition among ``records``: what to commit once all of them were handled."""
+    last: dict[int, int] = {}
+    for record in records:
+        last[record.partition] = max(record.offset, last.get(record.partition, record.offset))
+    return last
 
 
 class EventSink(Protocol):
@@ -31,11 +43,21 @@ class EventLog(EventSink, Protocol):
     """A sink that can be read back by named consumer groups."""
 
     def poll(self, group: str, limit: int) -> list[Record]:
-        """Up to ``limit`` records after the group's committed offset, in order. Does not commit."""
+        """Up to ``limit`` records after the group's committed offsets, in order within a partition. Does not commit.
+
+        A record that can not be read becomes a dead letter and is passed over.
+        """
         ...
 
-    def commit(self, group: str, offset: int) -> None:
-        """Everything up to and including ``offset`` has been durably handled by the group."""
+    def commit(self, group: str, handled: Mapping[int, int]) -> None:
+        """Everything up to and including these offsets, by partition, has been durably handled by the group."""
+        ...
+
+    def bury(self, record: Record, reason: str) -> None:
+        """Set aside, as a dead letter, a record that can be read and yet makes no sense to its consumer.
+
+        Durable on return; the same record twice is one dead letter. ``reason`` holds none of the event's words.
+        """
         ...
 
     def lag(self, group: str) -> int:

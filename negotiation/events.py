@@ -1,6 +1,11 @@
-"""Conversation events, schema version 1: what serving publishes and the pipeline consumes.
+"""Conversation events, schema version 2: what serving publishes and the pipeline consumes.
 
-Fields are only ever added, with a default: readers take events of earlier writers, and pass over what is new to them.
+Fields are only ever added, with a default: readers take events of earlier writers, and pass over fields that are
+new to them. A schema version above theirs is not theirs to interpret: :func:`read_event` refuses it, and the event
+becomes a dead letter until a newer reader takes it up.
+
+Version 2 added ``consent`` and ``adapter`` to the envelope, and to messages their sampled tokens and what was
+redacted.
 
 Event ids are derived from conversation id and sequence number (UUID version 5, RFC 9562), so a repeated
 publication of the same event is recognised wherever it arrives.
@@ -13,13 +18,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
 from negotiation.moves import Move
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason, Context
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CONVERSATIONS_TOPIC = "sparring.conversations.v1"
 DEAD_LETTER_TOPIC = "sparring.dead-letter.v1"
 ADAPTERS_TOPIC = "sparring.adapters.v1"
@@ -53,7 +58,12 @@ class Approval(StrEnum):
 
 
 class Message(BaseModel):
-    """One message. ``shown`` is what the other side saw; ``prompt_tokens``/``completion_tokens`` are counts."""
+    """One message. ``shown`` is what the other side saw; ``prompt_tokens``/``completion_tokens`` are counts.
+
+    ``token_ids`` and ``logprobs`` are the tokens as they were sampled, with their log-probabilities in nats: equal
+    lengths, empty for a message that no model of ours sampled, and for one of which something was redacted.
+    ``redacted`` names the kinds of personal data that were replaced by a tag before the event left serving.
+    """
 
     model_config = ConfigDict(frozen=True)
     type: Literal["message"] = "message"
@@ -63,6 +73,9 @@ class Message(BaseModel):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     guarded: Guarded | None = None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    redacted: tuple[str, ...] = ()
 
 
 class Offer(BaseModel):
@@ -112,13 +125,19 @@ Payload = Annotated[Opened | Message | Offer | Closed | OutcomeReported | Erased
 
 
 class ConversationEvent(BaseModel):
-    """The envelope. ``sequence`` counts from 0 within a conversation without gaps."""
+    """The envelope. ``sequence`` counts from 0 within a conversation without gaps.
+
+    ``adapter`` is the version that the conversation is pinned to. ``consent``: whether training may use the
+    conversation; False in events of version 1, which did not say.
+    """
 
     model_config = ConfigDict(frozen=True)
-    schema_version: Literal[1] = 1
+    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     tenant: str
     conversation_id: str
     sequence: int = Field(ge=0)
+    adapter: str | None = None
+    consent: bool = False
     occurred_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
     payload: Payload
 
@@ -126,3 +145,23 @@ class ConversationEvent(BaseModel):
     @property
     def event_id(self) -> str:
         return str(uuid.uuid5(_NAMESPACE, f"{self.conversation_id}:{self.sequence}"))
+
+
+class UnreadableEvent(ValueError):
+    """What was read is no event of a known version. The message says where and what, never the offending value."""
+
+
+def read_event(body: str | bytes) -> ConversationEvent:
+    """An event from its JSON, of this schema version or an earlier one. Raises UnreadableEvent."""
+    try:
+        return ConversationEvent.model_validate_json(body)
+    except ValidationError as error:
+        raise UnreadableEvent(_reason(error)) from None
+
+
+def _reason(error: ValidationError) -> str:
+    # Where and what only: the offending value may be somebody's words.
+    first = error.errors(include_input=False, include_url=False)[0]
+    if first["loc"] == ("schema_version",) and first["type"] == "less_than_equal":
+        return f"schema_version: newer than {SCHEMA_VERSION}, the newest that this release reads"
+    return f"{'.'.join(str(part) for part in first['loc']) or 'record'}: {first['type']}"

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from negotiation.event_log import EventLog, Record
+from negotiation.event_log import EventLog, Record, positions
 from negotiation.events import Closed, ConversationEvent, Erased, Message, Opened, OutcomeReported
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason
@@ -151,7 +151,7 @@ class DatasetWriter:
         total, done, conversations, parts = self._log.lag(self._group), 0, 0, 0
         while records := self._log.poll(self._group, self._batch):
             self._take(records)
-            self._log.commit(self._group, records[-1].offset)
+            self._log.commit(self._group, positions(records))
             done += len(records)
             if progress:
                 progress(done, max(total, done))

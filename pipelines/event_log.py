@@ -14,18 +14,18 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock
-from pydantic import ValidationError
 
 from negotiation.event_log import Record
-from negotiation.events import ConversationEvent
+from negotiation.events import ConversationEvent, UnreadableEvent, read_event
 
 BUSY_TIMEOUT_SECONDS = 30.0
+PARTITION = 0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
     offset INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -119,13 +119,18 @@ class SqliteEventLog:
                 for offset, body in rows:
                     after = offset
                     try:
-                        records.append(Record(offset, ConversationEvent.model_validate_json(body)))
-                    except ValidationError as error:
-                        self._bury(offset, body, _reason(error))
+                        records.append(Record(offset, read_event(body), PARTITION))
+                    except UnreadableEvent as error:
+                        self._bury(offset, body, str(error))
         return records
 
-    def commit(self, group: str, offset: int) -> None:
-        """Never moves backwards. Raises ValueError for an offset that the log has not reached."""
+    def commit(self, group: str, handled: Mapping[int, int]) -> None:
+        """Never moves backwards. Raises ValueError for an offset that the log has not reached, and partitions but 0."""
+        if not handled:
+            return
+        if set(handled) != {PARTITION}:
+            raise ValueError(f"partitions {sorted(handled)}: the embedded log has only partition {PARTITION}")
+        offset = handled[PARTITION]
         with self._lock, transaction(self._connection) as connection:
             last = connection.execute("SELECT coalesce(max(offset), 0) FROM events").fetchone()[0]
             if offset > last:
@@ -175,13 +180,6 @@ class SqliteEventLog:
 def fingerprint(event: ConversationEvent) -> bytes:
     """sha256 over everything the event says except when it was said."""
     return hashlib.sha256(event.model_dump_json(exclude={"occurred_at"}).encode()).digest()
-
-
-def _reason(error: ValidationError) -> str:
-    # Where and what only: the offending value may be somebody's words.
-    first = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where or 'record'}: {first['type']}"
 
 
 Progress = Callable[[int, int], None]

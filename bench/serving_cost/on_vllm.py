@@ -146,8 +146,8 @@ async def proxy(service: Service, repeats: int, requests: int) -> dict[str, Any]
 async def swap(service: Service, calls: int) -> dict[str, Any]:
     """A champion takes over in the middle of 32 lines of callers.
 
-    *Before* leaves out the first round of requests, when all 32 arrive at once; *during* begins with the change of the
-    alias and lasts until half as many calls as before have ended.
+    *Before* leaves out the first round of requests, when all 32 arrive at once; *during* begins with the change of
+    the alias and lasts until half as many calls as before have ended.
     """
     from serving.client import SparringClient
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from negotiation.events import Approval, ConversationEvent, Guarded, Message, Offer
+from negotiation.events import SCHEMA_VERSION, Approval, ConversationEvent, Guarded, Message, Offer
 from negotiation.moves import Move
 from negotiation.roles import Role
 
@@ -22,7 +22,7 @@ def test_events_without_the_newer_fields_are_read():
     for payload in (OLD_MESSAGE, OLD_OFFER):
         body = {"tenant": "t", "conversation_id": "c", "sequence": 0, "payload": payload}
         event = ConversationEvent.model_validate_json(json.dumps(body))
-        assert event.schema_version == 1
+        assert event.schema_version == SCHEMA_VERSION
     assert Message.model_validate(OLD_MESSAGE).guarded is None
     assert Offer.model_validate(OLD_OFFER).approval is None
 

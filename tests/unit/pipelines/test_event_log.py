@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from negotiation.event_log import positions
 from negotiation.events import ConversationEvent, Message
 from negotiation.roles import Role
 from pipelines.event_log import EventConflict, SqliteEventLog
@@ -34,7 +35,7 @@ def test_events_come_back_in_order_at_growing_offsets(tmp_path: Path) -> None:
     log.append(events)
     records = log.poll("g", 3)
     assert [record.event for record in records] == events[:3]
-    log.commit("g", records[-1].offset)
+    log.commit("g", positions(records))
     assert log.lag("g") == 2
     assert [record.event for record in log.poll("g", 10)] == events[3:]
     assert log.lag("another") == 5
@@ -43,7 +44,7 @@ def test_events_come_back_in_order_at_growing_offsets(tmp_path: Path) -> None:
 def test_offsets_and_events_outlive_the_process_that_wrote_them(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "events.db")
     log.append([message("a", 0), message("a", 1)])
-    log.commit("g", log.poll("g", 1)[0].offset)
+    log.commit("g", positions(log.poll("g", 1)))
     log.close()
     assert [record.event.sequence for record in SqliteEventLog(tmp_path / "events.db").poll("g", 9)] == [1]
 
@@ -51,11 +52,11 @@ def test_offsets_and_events_outlive_the_process_that_wrote_them(tmp_path: Path) 
 def test_a_commit_never_moves_back_nor_past_the_end(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "events.db")
     log.append([message("a", n) for n in range(3)])
-    log.commit("g", 3)
-    log.commit("g", 1)
+    log.commit("g", {0: 3})
+    log.commit("g", {0: 1})
     assert log.lag("g") == 0
     with pytest.raises(ValueError, match=r"offset 4, but .* ends at 3"):
-        log.commit("g", 4)
+        log.commit("g", {0: 4})
 
 
 def test_the_same_event_again_is_kept_once_though_its_clock_differs(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_unreadable_records_are_set_aside_and_block_nobody(tmp_path: Path) -> No
     assert sum(log.dead_letters().values()) == 3
     assert set(log.dead_letters().values()) == {1, 2}
     assert "not json" not in " ".join(log.dead_letters())
-    log.commit("g", log.poll("g", 2)[-1].offset)
+    log.commit("g", positions(log.poll("g", 2)))
     assert log.lag("g") == 0
     assert sum(log.dead_letters().values()) == 3
 
@@ -114,7 +115,7 @@ def test_whatever_is_appended_and_repeated_is_read_once_in_first_order(
     while records := log.poll("g", limit):
         assert len(records) <= limit
         seen += [(record.event.conversation_id, record.event.sequence) for record in records]
-        log.commit("g", records[-1].offset)
+        log.commit("g", positions(records))
     assert seen == list(dict.fromkeys(key for batch in batches for key in batch))
     log.close()
 
@@ -140,6 +141,7 @@ def test_threads_and_second_handles_lose_nothing(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from negotiation.event_log import positions
 from negotiation.events import ConversationEvent, Message
 from pipelines.event_log import SqliteEventLog
 log = SqliteEventLog(Path(sys.argv[1]))
