@@ -125,7 +125,7 @@ class SqliteEventLog:
         return records
 
     def commit(self, group: str, handled: Mapping[int, int]) -> None:
-        """Never moves backwards. Raises ValueError for an offset that the log has not reached, and partitions but 0."""
+        """Never moves backwards. Raises ValueError for an offset not reached yet, and for any partition but 0."""
         if not handled:
             return
         if set(handled) != {PARTITION}:

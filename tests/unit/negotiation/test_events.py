@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import json
 
-from negotiation.events import SCHEMA_VERSION, Approval, ConversationEvent, Guarded, Message, Offer
+import pytest
+
+from negotiation.events import (
+    SCHEMA_VERSION,
+    Approval,
+    ConversationEvent,
+    Guarded,
+    Message,
+    Offer,
+    UnreadableEvent,
+    read_event,
+)
 from negotiation.moves import Move
 from negotiation.roles import Role
 
@@ -30,5 +41,23 @@ def test_events_without_the_newer_fields_are_read():
 def test_only_optional_fields_were_added():
     message = Message(role=Role.AGENT, text="Hi.", shown="Hi.", guarded=Guarded.REPLACED)
     offer = Offer(role=Role.AGENT, move=Move(kind="quit"), binding=True, approval=Approval.APPROVED)
-    assert set(message.model_dump()) - {"completion_tokens"} == {*OLD_MESSAGE, "guarded"}
+    assert set(message.model_dump()) - {"completion_tokens"} == {
+        *OLD_MESSAGE,
+        *("guarded", "token_ids", "logprobs", "redacted"),
+    }
     assert set(offer.model_dump()) == {*OLD_OFFER, "approval", "approval_note"}
+
+
+def test_a_version_above_ours_is_refused_without_its_words():
+    body = {"tenant": "t", "conversation_id": "c", "sequence": 0, "payload": OLD_MESSAGE, "schema_version": 99}
+    with pytest.raises(UnreadableEvent, match="schema_version: newer than 2"):
+        read_event(json.dumps(body))
+    with pytest.raises(UnreadableEvent, match="payload.message.text: string_type") as refused:
+        read_event(json.dumps({**body, "schema_version": 1, "payload": {**OLD_MESSAGE, "text": 4711}}))
+    assert "4711" not in str(refused.value)
+
+
+def test_events_of_version_one_do_not_say_that_training_may_use_them():
+    body = {"schema_version": 1, "tenant": "t", "conversation_id": "c", "sequence": 0, "payload": OLD_MESSAGE}
+    event = read_event(json.dumps(body))
+    assert (event.schema_version, event.consent, event.adapter) == (1, False, None)
