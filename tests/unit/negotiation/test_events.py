@@ -52,7 +52,7 @@ def test_a_version_above_ours_is_refused_without_its_words():
     body = {"tenant": "t", "conversation_id": "c", "sequence": 0, "payload": OLD_MESSAGE, "schema_version": 99}
     with pytest.raises(UnreadableEvent, match="schema_version: newer than 2"):
         read_event(json.dumps(body))
-    with pytest.raises(UnreadableEvent, match="payload.message.text: string_type") as refused:
+    with pytest.raises(UnreadableEvent, match=r"payload\.message\.text: string_type") as refused:
         read_event(json.dumps({**body, "schema_version": 1, "payload": {**OLD_MESSAGE, "text": 4711}}))
     assert "4711" not in str(refused.value)
 
