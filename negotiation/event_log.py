@@ -32,9 +32,21 @@ def positions(records: Iterable[Record]) -> dict[int, int]:
     return last
 
 
+class EventRefused(RuntimeError):
+    """The log will never take this event; the others of the same call were not written either.
+
+    The message holds none of the event's words.
+    """
+
+    def __init__(self, event_id: str, message: str) -> None:
+        super().__init__(message)
+        self.event_id = event_id
+
+
 class EventSink(Protocol):
     """Where serving writes. ``append`` returns once the events are durable; an event id already present is
-    kept once and is no error, so a retry is always safe."""
+    kept once and is no error, so a retry is always safe. Raises EventRefused for one that it will never take, and
+    anything else for a failure that may pass."""
 
     def append(self, events: Sequence[ConversationEvent]) -> None: ...
 

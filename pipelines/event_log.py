@@ -21,7 +21,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from negotiation.event_log import Record
+from negotiation.event_log import EventRefused, Record
 from negotiation.events import ConversationEvent, UnreadableEvent, read_event
 
 BUSY_TIMEOUT_SECONDS = 30.0
@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS dead_letters (
 """
 
 
-class EventConflict(RuntimeError):
+class EventConflict(EventRefused):
     """A different event under an event id that the log already holds: a corrupted or misbehaving writer."""
 
 
@@ -96,9 +96,10 @@ class SqliteEventLog:
         ).fetchone()
         if known != new:
             raise EventConflict(
+                event.event_id,
                 f"event {event.sequence} ({event.payload.type}) of conversation {event.conversation_id} differs "
                 f"from the one at offset {offset} of {self.path}: an event never changes, so two writers share "
-                "a conversation; nothing of this batch was written"
+                "a conversation; nothing of this batch was written",
             )
 
     def poll(self, group: str, limit: int) -> list[Record]:

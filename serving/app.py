@@ -36,7 +36,9 @@ from serving.metrics import ServiceMetrics
 from serving.middleware import BodyLimit, HeaderLimit, Measure
 from serving.outbox import Outbox
 from serving.rate_limits import RateLimits
+from serving.relay import Relay
 from serving.request_ids import RequestIds
+from serving.room import Room
 from serving.schemas import AdaptersShown, ReplicaShown
 from serving.slots import AdapterSlots, LoadFailure, ensure_loaded, reconcile
 from serving.storage import open_storage
@@ -76,6 +78,7 @@ class SparringService:
         self._given_tracer = tracer
         self.conversations: Conversations
         self.completions: Completions
+        self.relay: Relay
         self._engine = MeasuredEngine(
             engine,
             self.metrics,
@@ -109,20 +112,26 @@ class SparringService:
             storage = await stack.enter_async_context(
                 open_storage(settings, flow.graph(), self.metrics.observe_checkpoint)
             )
-            outbox = Outbox(self._sink)
-            outbox.start()
-            stack.push_async_callback(outbox.close)
+            self.relay = Relay(Outbox(storage.store), self._sink, storage.leases, self.metrics)
+            stack.push_async_callback(self.relay.close)
+            stack.push_async_callback(_stop, asyncio.create_task(self.relay.run(), name="relay"))
             admission = Admission(settings.max_waiting)
             self.conversations = Conversations(
                 settings,
                 self._slots,
                 storage.checkpoints,
                 storage.store,
-                outbox,
+                self.relay,
                 self.metrics,
                 self._load_again,
                 storage.leases,
                 admission,
+                Room(
+                    settings.state_dir,
+                    min_free_bytes=settings.min_free_bytes,
+                    max_outbox_events=settings.max_outbox_events,
+                    backlog=lambda: self.relay.backlog,
+                ),
             )
             self.completions = Completions(
                 settings, self._engine, self._slots, admission, storage.store, self.metrics

@@ -106,6 +106,12 @@ class ServingSettings(BaseModel):
         le=10 * 366 * 86_400,
         description="A conversation closed for longer is erased here (not from the event log); open ones never are.",
     )
+    min_free_bytes: int = Field(
+        64 * 2**20, ge=0, description="Free bytes on state_dir's disk below which no message is taken (503)."
+    )
+    max_outbox_events: int = Field(
+        1_000_000, ge=1, description="Events that may wait for an absent event log before no message is taken (503)."
+    )
     traces_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[^\s/]+/\S*$",

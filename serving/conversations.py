@@ -4,16 +4,16 @@ The order of one step is the whole of exactly-once here:
 
 1. the store marks the conversation *pending*;
 2. the flow runs; its last checkpoint holds the new state, the step's events and its answer;
-3. the events are appended to the log (durable; the same event twice is kept once);
-4. the store clears *pending* and keeps the answer for its Idempotency-Key;
-5. the answer goes out.
+3. one transaction of the store queues the events in the outbox, clears *pending* and keeps the answer for its
+   Idempotency-Key;
+4. the answer goes out. The relay publishes the events (``serving.relay``), whether or not the event log is there.
 
 A step whose reply is streamed is the same. A client that goes away before it was shown anything ends the step,
 and the conversation is as before; once something was shown, the step is finished without the client, so that what
 it saw stays true and a retry with the same Idempotency-Key gets the rest.
 
 A crash before 2 completes leaves nothing behind. A crash later leaves *pending* set: the events of the kept
-step are appended (again) at the next start or the next access, and a retry with the same key gets its answer.
+step are queued at the next start or the next access, and a retry with the same key gets its answer.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from serving.idempotency import require_same_request
 from serving.leases import Leases, LeaseTaken
 from serving.log_context import enter_conversation
 from serving.metrics import ServiceMetrics
-from serving.outbox import Outbox
 from serving.record import ConversationRecord, StepAnswer
+from serving.relay import Relay
+from serving.room import Room
 from serving.schemas import (
     ApprovalShown,
     ConversationShown,
@@ -98,11 +99,12 @@ class Conversations:
         pins: AdapterPins,
         checkpoints: ConversationCheckpoints,
         store: ConversationStore,
-        outbox: Outbox,
+        relay: Relay,
         metrics: ServiceMetrics,
         load_again: Callable[[str], object],
         leases: Leases,
         admission: Admission,
+        room: Room,
     ) -> None:
         """``load_again`` loads a version that is kept on disk; blocking."""
         self._load_again = load_again
@@ -111,11 +113,12 @@ class Conversations:
         self._pins = pins
         self._checkpoints = checkpoints
         self._store = store
-        self._outbox = outbox
+        self._relay = relay
         self._metrics = metrics
         self._pinned: dict[str, str] = {}
         self._admission = admission
-        self._erasure = Erasure(store, checkpoints, outbox, metrics)
+        self._room = room
+        self._erasure = Erasure(store, checkpoints, relay, metrics)
         self._streams: set[asyncio.Task[Answer]] = set()
         self._busy: set[tuple[str, str]] = set()
 
@@ -155,6 +158,7 @@ class Conversations:
                 self._same_request(kept.opening, fingerprint)
                 await self._settle(kept)
                 return kept.opening.body
+            self._room.require()
             adapter = self._pin(identity)
             try:
                 await self._store.register(identity, tenant, adapter)
@@ -327,7 +331,7 @@ class Conversations:
                 self._same_request(StepAnswer(key=key, **vars(answer)), fingerprint)
                 return answer.body
             if row.pending:
-                # The step that was kept last may not have been finished: its events may not be in the log.
+                # The step that was kept last may not have been finished: its events may not be queued.
                 kept = await self._checkpoints.read(conversation_id)
                 if kept is None:
                     raise not_found(conversation_id)
@@ -337,6 +341,8 @@ class Conversations:
                     return kept.last.body
                 # Settling cleared the mark; the step that comes now needs its own.
                 await self._store.begin(conversation_id, tenant, key)
+            if not isinstance(command, Abandon):
+                self._room.require()
             await self._mind_approval(conversation_id, command)
             step = Step(command=command, key=key, fingerprint=fingerprint)
             return await self._finish(await self._run(conversation_id, step, listen))
@@ -389,13 +395,13 @@ class Conversations:
         return record.last.body
 
     async def _settle(self, record: ConversationRecord) -> None:
-        """Steps 3 and 4 of the module's order. Doing it twice is harmless."""
-        await self._outbox.append(record.events)
+        """Step 3 of the module's order. Doing it twice is harmless."""
         last, kept = record.last, None
         if last is not None and last.key is not None:
             kept = (record.tenant, last.key, last.fingerprint, last.body)
         still_open = record.state.closed is None
-        await self._store.finish(record.id, still_open=still_open, answer=kept)
+        await self._store.finish(record.id, record.events, still_open=still_open, answer=kept)
+        self._relay.wake()
         if not still_open:
             self._unpin(record.id)
 

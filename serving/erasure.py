@@ -2,8 +2,9 @@
 
 The order makes it survive a crash anywhere:
 
-1. the store drops its answers and marks it erased: from here on it is not found by anybody;
-2. the tombstone is appended behind its last events (its sequence number comes from the checkpoint);
+1. the store drops its answers and the events that were not published yet, and marks it erased: from here on it is
+   not found by anybody;
+2. the tombstone is queued in the outbox (its sequence number comes from the checkpoint);
 3. the checkpoints are deleted;
 4. the store notes that nothing is left.
 
@@ -18,7 +19,7 @@ import logging
 from negotiation.events import ConversationEvent, Erased
 from serving.checkpoints import ConversationCheckpoints
 from serving.metrics import ServiceMetrics
-from serving.outbox import Outbox
+from serving.relay import Relay
 from serving.store import ConversationStore
 
 log = logging.getLogger("serving")
@@ -31,16 +32,16 @@ class Erasure:
         self,
         store: ConversationStore,
         checkpoints: ConversationCheckpoints,
-        outbox: Outbox,
+        relay: Relay,
         metrics: ServiceMetrics,
     ) -> None:
         self._store = store
         self._checkpoints = checkpoints
-        self._outbox = outbox
+        self._relay = relay
         self._metrics = metrics
 
     async def erase(self, conversation_id: str) -> None:
-        """All four steps. Raises what the event log raises; the text can not be read any more even then."""
+        """All four steps. Raises what the database raises; after the first the text can not be read any more."""
         await self._store.erase(conversation_id)
         await self.finish(conversation_id)
 
@@ -51,8 +52,8 @@ class Erasure:
             tombstone = ConversationEvent(
                 tenant=record.tenant, conversation_id=record.id, sequence=record.sequence, payload=Erased()
             )
-            # The last step's events may not be in the log yet; appended again they are kept once.
-            await self._outbox.append([*record.events, tombstone])
+            await self._store.queue([tombstone])
+            self._relay.wake()
             await self._checkpoints.erase(conversation_id)
             self._metrics.erased.inc()
             log.info("erased", extra={"conversation_id": conversation_id, "sequence": record.sequence})

@@ -53,6 +53,11 @@ class ServiceMetrics:
         self.completions = Counter(
             "sparring_chat_completions", "Chat completions answered", ["adapter", "finish_reason"], **on
         )
+        self.outbox_events = Gauge("sparring_outbox_events", "Events not yet in the event log", **on)
+        self.outbox_seconds = Gauge("sparring_outbox_oldest_seconds", "Age of the oldest of them", **on)
+        self.relayed = Counter("sparring_relayed_events", "Events published to the event log", **on)
+        self.relay_failures = Counter("sparring_relay_failures", "Failed tries to publish events", **on)
+        self.refused_events = Counter("sparring_refused_events", "Events that the event log refused for good", **on)
         self.swaps = Counter("sparring_adapter_swaps", "Adapter versions taken into service", **on)
         self.swap_failures = Counter(
             "sparring_adapter_swap_failures", "Failed tries to take a version into service", **on

@@ -1,71 +1,89 @@
-"""Puts events in the log, durably, before anyone is answered. Callers that wait together share one append."""
+"""The transactional outbox: events of steps that were kept, until the event log has acknowledged them.
+
+A table of the database that conversations are in, so that a step's events are queued in the transaction that ends the
+step (``serving.store``). ``serving.relay`` publishes them. What an erased conversation had here is deleted with it.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from negotiation.event_log import EventSink
+import sqlalchemy as sa
+
 from negotiation.events import ConversationEvent
 
-MAX_BATCH = 512
+_T = TypeVar("_T")
+
+TABLES = sa.MetaData()
+OUTBOX = sa.Table(
+    "outbox",
+    TABLES,
+    sa.Column("position", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("event_id", sa.Text, nullable=False, unique=True),
+    sa.Column("conversation_id", sa.Text, nullable=False, index=True),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("queued", sa.Double, nullable=False),
+    sa.Column("refused", sa.Integer, nullable=False),
+    sqlite_autoincrement=True,
+)
 
 
-class OutboxClosed(RuntimeError):
-    """The service is shutting down: no event is taken any more."""
+@dataclass(frozen=True)
+class QueuedEvent:
+    """An event in the outbox. Positions grow; within a conversation they are in the order of its events."""
+
+    position: int
+    event: ConversationEvent
+
+
+class Transactions(Protocol):
+    """Where the table is."""
+
+    def run(self, work: Callable[[sa.Connection], _T]) -> Awaitable[_T]: ...
 
 
 class Outbox:
-    """Group commit in front of a blocking sink. Start it on the event loop that uses it."""
+    """What the relay needs of the table."""
 
-    def __init__(self, sink: EventSink) -> None:
-        self._sink = sink
-        self._waiting: list[tuple[Sequence[ConversationEvent], asyncio.Future[None]]] = []
-        self._wake = asyncio.Event()
-        self._closed = False
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, database: Transactions) -> None:
+        self._database = database
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="outbox")
+    async def oldest(self, limit: int) -> list[QueuedEvent]:
+        """The events that have waited longest, those that the log refused left out."""
+        query = sa.select(OUTBOX.c.position, OUTBOX.c.body).where(OUTBOX.c.refused == 0)
+        found = await self._database.run(lambda db: db.execute(query.order_by(OUTBOX.c.position).limit(limit)).all())
+        return [QueuedEvent(position, ConversationEvent.model_validate_json(body)) for position, body in found]
 
-    async def append(self, events: Sequence[ConversationEvent]) -> None:
-        """Return once the events are in the log. Raises what the sink raised, if it did."""
-        if self._closed:
-            raise OutboxClosed("the service is shutting down")
-        if not events:
-            return
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((events, done))
-        self._wake.set()
-        await done
+    async def published(self, positions: Sequence[int]) -> None:
+        """The log has acknowledged these: they leave the outbox."""
+        await self._database.run(lambda db: db.execute(OUTBOX.delete().where(OUTBOX.c.position.in_(positions))))
 
-    async def close(self) -> None:
-        """Write what is waiting, then stop."""
-        self._closed = True
-        self._wake.set()
-        if self._task is not None:
-            await self._task
+    async def refuse(self, positions: Sequence[int]) -> None:
+        """The log will never take these: they stay, and are not tried again."""
+        change = OUTBOX.update().where(OUTBOX.c.position.in_(positions)).values(refused=1)
+        await self._database.run(lambda db: db.execute(change))
 
-    async def _run(self) -> None:
-        while self._waiting or not self._closed:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._waiting:
-                batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-                error = await self._append([event for group, _ in batch for event in group])
-                for group, done in batch:
-                    # One caller's bad event must not fail the others: tell them apart by writing one by one.
-                    own = error if error is None or len(batch) == 1 else await self._append(group)
-                    if done.done():
-                        continue
-                    if own is None:
-                        done.set_result(None)
-                    else:
-                        done.set_exception(own)
+    async def backlog(self) -> tuple[int, float | None]:
+        """How many events wait, and since when the oldest does (seconds since the epoch)."""
+        query = sa.select(sa.func.count(), sa.func.min(OUTBOX.c.queued)).where(OUTBOX.c.refused == 0)
+        count, oldest = await self._database.run(lambda db: db.execute(query).one())
+        return int(count), oldest
 
-    async def _append(self, events: Sequence[ConversationEvent]) -> Exception | None:
-        try:
-            await asyncio.to_thread(self._sink.append, events)
-        except Exception as failure:  # whatever it was, the request that waits must hear of it
-            return failure
-        return None
+
+def put(db: sa.Connection, insert: Any, events: Sequence[ConversationEvent], now: float) -> None:
+    """Queue events within a transaction; one that is there already is kept once. ``insert``: the dialect's own."""
+    if not events:
+        return
+    rows = [
+        {
+            "event_id": event.event_id,
+            "conversation_id": event.conversation_id,
+            "body": event.model_dump_json(),
+            "queued": now,
+            "refused": 0,
+        }
+        for event in events
+    ]
+    db.execute(insert(OUTBOX).on_conflict_do_nothing(index_elements=["event_id"]), rows)

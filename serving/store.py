@@ -1,9 +1,10 @@
 """The service's own small tables: which conversations there are, and what was answered to which Idempotency-Key.
 
-What a conversation holds is in its checkpoint; this says whose it is, which adapter it is pinned to, whether
-it is open, and whether its last step may be unfinished (``pending``: set before a step, cleared once its
-events are in the log). One implementation over a SQLite file and over Postgres, where replicas share it. Commits
-reach the disk before they count (in SQLite synchronous=FULL).
+What a conversation holds is in its checkpoint; this says whose it is, which adapter it is pinned to, whether it is
+open, and whether its last step may be unfinished (``pending``: set before a step, cleared in the transaction that
+puts its events into the outbox, a table of the same database: ``serving.outbox``). One implementation over a SQLite
+file and over Postgres, where replicas share it. Commits reach the disk before they count (in SQLite
+synchronous=FULL).
 
 Of an erased conversation only this row stays, without any text: its id must not be used again, since event ids come
 from it. What is deleted from a SQLite file is overwritten in it (secure_delete), not merely unlinked.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,12 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from negotiation.events import ConversationEvent
+from serving.outbox import OUTBOX, TABLES, put
 from serving.storage_errors import storage_failures
 
 _T = TypeVar("_T")
 
-TABLES = sa.MetaData()
 _CONVERSATIONS = sa.Table(
     "conversations",
     TABLES,
@@ -123,14 +125,14 @@ class ConversationStore:
 
     async def answer(self, tenant: str, key: str) -> StoredAnswer | None:
         """What this tenant's key was answered, if it was."""
-        return await self._do(lambda db: _answer(db, tenant, key))
+        return await self.run(lambda db: _answer(db, tenant, key))
 
     async def register(self, conversation_id: str, tenant: str, adapter: str) -> None:
         """Note a conversation before its first step. Registering again (a retry) takes the new adapter."""
         row = {"id": conversation_id, "tenant": tenant, "adapter": adapter, "touched": self._clock()}
         statement = self._insert(_CONVERSATIONS).values(open=1, pending=1, **row)
         changes = {"adapter": statement.excluded.adapter, "pending": 1}
-        await self._do(lambda db: db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=changes)))
+        await self.run(lambda db: db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=changes)))
 
     async def begin(
         self, conversation_id: str, tenant: str, key: str | None
@@ -149,24 +151,34 @@ class ConversationStore:
                 db.execute(_changes(conversation_id).values(pending=1))
             return row, answer
 
-        return await self._do(work)
+        return await self.run(work)
 
     async def finish(
-        self, conversation_id: str, *, still_open: bool, answer: tuple[str, str, str, dict[str, Any]] | None = None
+        self,
+        conversation_id: str,
+        events: Sequence[ConversationEvent],
+        *,
+        still_open: bool,
+        answer: tuple[str, str, str, dict[str, Any]] | None = None,
     ) -> None:
-        """The step's events are in the log. ``answer``: tenant, key, fingerprint and body, kept for retries."""
+        """Queue the step's events and end it. ``answer``: tenant, key, fingerprint and body, kept for retries."""
         now = self._clock()
 
         def work(db: sa.Connection) -> None:
+            put(db, self._insert, events, self._clock())
             db.execute(_changes(conversation_id).values(open=int(still_open), pending=0, touched=now))
             if answer is not None:
                 self._keep(db, answer, conversation_id)
 
-        await self._do(work)
+        await self.run(work)
+
+    async def queue(self, events: Sequence[ConversationEvent]) -> None:
+        """Put events into the outbox. One that is there already is kept once."""
+        await self.run(lambda db: put(db, self._insert, events, self._clock()))
 
     async def keep_answer(self, tenant: str, key: str, fingerprint: str, body: dict[str, Any]) -> None:
         """Keep what a key was answered where no conversation is concerned."""
-        await self._do(lambda db: self._keep(db, (tenant, key, fingerprint, body), None))
+        await self.run(lambda db: self._keep(db, (tenant, key, fingerprint, body), None))
 
     async def owned(self, conversation_id: str, tenant: str) -> bool:
         """Whether the tenant has a conversation of that id, not erased."""
@@ -175,23 +187,24 @@ class ConversationStore:
 
     async def row(self, conversation_id: str, tenant: str) -> ConversationRow | None:
         """The tenant's conversation of that id, erased or not."""
-        return await self._do(lambda db: _conversation(db, conversation_id, tenant))
+        return await self.run(lambda db: _conversation(db, conversation_id, tenant))
 
     async def erase(self, conversation_id: str) -> None:
-        """Delete the answers of a conversation and mark it erased; pending until :meth:`erasure_done`."""
+        """Delete a conversation's answers and unpublished events; erased, and pending until :meth:`erasure_done`."""
 
         def work(db: sa.Connection) -> None:
-            db.execute(_ANSWERS.delete().where(_ANSWERS.c.conversation_id == conversation_id))
+            for table in (_ANSWERS, OUTBOX):
+                db.execute(table.delete().where(table.c.conversation_id == conversation_id))
             db.execute(_changes(conversation_id).values(open=0, pending=1, erased=1))
 
-        await self._do(work)
+        await self.run(work)
         if self._engine.dialect.name == "sqlite":
             # The log beside the file holds the pages as they were before.
-            await self._do(lambda db: db.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").close())
+            await self.run(lambda db: db.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").close())
 
     async def erasure_done(self, conversation_id: str) -> None:
         """Nothing of the conversation is left elsewhere."""
-        await self._do(lambda db: db.execute(_changes(conversation_id).values(pending=0)))
+        await self.run(lambda db: db.execute(_changes(conversation_id).values(pending=0)))
 
     async def unfinished_erasures(self) -> list[ConversationRow]:
         """Erased conversations of which something may be left elsewhere."""
@@ -200,11 +213,11 @@ class ConversationStore:
 
     async def retire(self, conversation_id: str) -> None:
         """Mark a closed conversation erased: nothing of it is left elsewhere."""
-        await self._do(lambda db: db.execute(_changes(conversation_id).values(erased=1)))
+        await self.run(lambda db: db.execute(_changes(conversation_id).values(erased=1)))
 
     async def forget(self, conversation_id: str) -> None:
         """Drop a conversation whose first step was never kept."""
-        await self._do(lambda db: db.execute(_CONVERSATIONS.delete().where(_CONVERSATIONS.c.id == conversation_id)))
+        await self.run(lambda db: db.execute(_CONVERSATIONS.delete().where(_CONVERSATIONS.c.id == conversation_id)))
 
     async def unfinished(self) -> list[ConversationRow]:
         """Conversations that are open or whose last step may be unfinished."""
@@ -217,7 +230,7 @@ class ConversationStore:
         return await self._rows(_untouched(1, before, limit))
 
     async def closed_before(self, before: float, limit: int = 256) -> list[ConversationRow]:
-        """Closed conversations whose events are in the log, not erased and not touched since then; oldest first."""
+        """Closed conversations whose events are queued, not erased and not touched since then; oldest first."""
         settled = (_CONVERSATIONS.c.pending == 0, _CONVERSATIONS.c.erased == 0)
         return await self._rows(_untouched(0, before, limit).where(*settled))
 
@@ -233,7 +246,7 @@ class ConversationStore:
 
     async def drop_answers(self, before: float) -> None:
         """Forget answers given before then."""
-        await self._do(lambda db: db.execute(_ANSWERS.delete().where(_ANSWERS.c.given < before)))
+        await self.run(lambda db: db.execute(_ANSWERS.delete().where(_ANSWERS.c.given < before)))
 
     def now(self) -> float:
         return self._clock()
@@ -249,10 +262,13 @@ class ConversationStore:
         db.execute(self._insert(_ANSWERS).values(**row).on_conflict_do_nothing())
 
     async def _rows(self, query: sa.Select[Any]) -> list[ConversationRow]:
-        return [_row(found) for found in await self._do(lambda db: db.execute(query).all())]
+        return [_row(found) for found in await self.run(lambda db: db.execute(query).all())]
 
-    async def _do(self, work: Callable[[sa.Connection], _T]) -> _T:
-        """One transaction. Tried again once if its connection was dead: done twice, each of them does no more."""
+    async def run(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """``work`` in one transaction.
+
+        Tried again once if its connection was dead: done twice, each of them does no more.
+        """
 
         def transaction() -> _T:
             with self._engine.begin() as connection:

@@ -87,7 +87,7 @@ async def test_a_conversation_goes_on_after_a_restart(make_shop, kept):
         assert (await after.say(opened["id"], "One", key="m-1")).status_code == 200
         assert after.engine.requests == [], "the answer was kept"
         assert (await after.say(opened["id"], "Two")).status_code == 200
-        assert whole(after.sink.of(opened["id"])) == ["One", "Good day.", "Two", "Good day."]
+        assert whole(await after.logged(opened["id"])) == ["One", "Good day.", "Two", "Good day."]
 
 
 async def test_two_messages_at_once_one_is_409(make_shop, kept):
@@ -99,7 +99,7 @@ async def test_two_messages_at_once_one_is_409(make_shop, kept):
         assert refused(await shop.say(opened["id"], "Two"), 409, "conversation_busy")
         shop.engine.gate.set()
         assert (await first).status_code == 200
-        assert whole(shop.sink.of(opened["id"])) == ["One", "Good day."]
+        assert whole(await shop.logged(opened["id"])) == ["One", "Good day."]
 
 
 async def test_a_step_that_is_cancelled_leaves_the_conversation_free(make_shop, kept):
@@ -113,7 +113,7 @@ async def test_a_step_that_is_cancelled_leaves_the_conversation_free(make_shop, 
             await asyncio.gather(hanging, return_exceptions=True)
         shop.engine.gate.set()
         assert (await shop.say(opened["id"], "Two")).status_code == 200
-        assert whole(shop.sink.of(opened["id"])) == ["Two", "Good day."]
+        assert whole(await shop.logged(opened["id"])) == ["Two", "Good day."]
 
 
 async def test_only_the_newest_checkpoint_of_a_conversation_stays(make_shop, kept):
@@ -127,7 +127,7 @@ async def test_only_the_newest_checkpoint_of_a_conversation_stays(make_shop, kep
             sizes.append([kept.rows(table) for table in kept.tables])
         assert sizes[0][0] == 1
         assert sizes == [sizes[0]] * 4, "rows do not grow with the turns"
-        assert len(whole(shop.sink.of(opened["id"]))) == 8
+        assert len(whole(await shop.logged(opened["id"]))) == 8
 
 
 async def test_retention_erases_closed_conversations_and_never_open_ones(make_shop, kept):
@@ -137,7 +137,7 @@ async def test_retention_erases_closed_conversations_and_never_open_ones(make_sh
         closed = (await shop.client.post("/v1/conversations", **opening)).json()["id"]
         still_open = (await shop.open(2, Role.COUNTERPART))["id"]
         await shop.say(closed, "[quit]")
-        logged = len(shop.sink.events)
+        logged = len(await shop.logged())
         await asyncio.sleep(0.01)
         await shop.app.state.service.conversations.upkeep()
         assert (await shop.client.get(f"/v1/conversations/{closed}")).status_code == 404
@@ -145,7 +145,7 @@ async def test_retention_erases_closed_conversations_and_never_open_ones(make_sh
         assert kept.rows("checkpoints") == 1
         again = await shop.client.post("/v1/conversations", **opening)
         assert (again.status_code, again.json()["error"]["code"]) == (409, "conversation_erased")
-        assert len(shop.sink.events) == logged, "the event log is not this setting's matter"
+        assert len(await shop.logged()) == logged, "the event log is not this setting's matter"
         assert (await shop.say(still_open, "Hello")).status_code == 200
 
 
@@ -157,7 +157,7 @@ async def test_an_erased_conversation_leaves_its_id_alone(make_shop, kept):
         assert (await shop.client.get(f"/v1/conversations/{opened['id']}")).status_code == 404
         assert [kept.rows(table) for table in (*kept.tables, "answers")] == [0] * (len(kept.tables) + 1)
         assert kept.rows("conversations") == 1
-        assert shop.sink.of(opened["id"])[-1].payload.type == "erased"
+        assert (await shop.logged(opened["id"]))[-1].payload.type == "erased"
 
 
 async def test_a_failed_opening_leaves_nothing(make_shop, kept):
@@ -183,7 +183,7 @@ async def test_an_outage_is_503_and_no_acknowledged_turn_is_lost(make_shop, data
         )
         database.open()
         assert (await shop.say(opened["id"], "Two", key="m-2")).status_code == 200
-        assert whole(shop.sink.of(opened["id"])) == ["One", "Good day.", "Two", "Good day."]
+        assert whole(await shop.logged(opened["id"])) == ["One", "Good day.", "Two", "Good day."]
         assert len(shop.engine.requests) == 2
 
 
@@ -199,7 +199,7 @@ async def test_connections_killed_in_mid_step_are_replaced(make_shop, database):
         answer = await running
         assert answer.status_code == 200
         assert (await shop.say(opened["id"], "Two", key="m-2")).json() == answer.json()
-        assert whole(shop.sink.of(opened["id"])) == ["One", "Good day.", "Two", "Good day."]
+        assert whole(await shop.logged(opened["id"])) == ["One", "Good day.", "Two", "Good day."]
 
 
 async def test_connections_killed_all_the_time_lose_and_repeat_nothing(make_shop, database):
@@ -226,7 +226,7 @@ async def test_connections_killed_all_the_time_lose_and_repeat_nothing(make_shop
         talking = False
         await disturbing
         assert statuses <= {200, 503}
-        said = [text for text in whole(shop.sink.of(opened["id"])) if text != "Good day."]
+        said = [text for text in whole(await shop.logged(opened["id"])) if text != "Good day."]
         assert said == [f"Message {number}" for number in range(6)]
 
 
@@ -260,7 +260,7 @@ async def test_of_two_replicas_one_answers_and_the_other_says_409(replicas):
     first.engine.gate.set()
     assert (await running).status_code == 200
     assert (await second.say(opened["id"], "Two")).status_code == 200
-    assert whole(first.sink.of(opened["id"])) == ["One", "Good day.", "Two", "Good day."]
+    assert whole(await first.logged(opened["id"])) == ["One", "Good day.", "Two", "Good day."]
 
 
 async def test_one_key_on_two_replicas_opens_one_conversation(replicas):
@@ -272,7 +272,7 @@ async def test_one_key_on_two_replicas_opens_one_conversation(replicas):
     again = await second.client.post("/v1/conversations", json=first.opening(), headers=headers)
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert {answer.json()["id"] for answer in answers if answer.status_code == 201} == {again.json()["id"]}
-    assert len(first.sink.of(again.json()["id"])) == 2
+    assert len(await first.logged(again.json()["id"])) == 2
 
 
 async def test_a_lost_lease_lets_nobody_fork_the_conversation(replicas, database):
@@ -286,7 +286,7 @@ async def test_a_lost_lease_lets_nobody_fork_the_conversation(replicas, database
     first.engine.gate.set()
     assert refused(await running, 409, "conversation_busy")
     assert (await first.say(opened["id"], "Three")).status_code == 200
-    assert whole(first.sink.of(opened["id"])) == ["Two", "Good day.", "Three", "Good day."]
+    assert whole(await first.logged(opened["id"])) == ["Two", "Good day.", "Three", "Good day."]
 
 
 async def test_a_replica_holds_the_adapters_of_conversations_that_others_opened(replicas):
@@ -306,10 +306,10 @@ async def test_what_a_dead_replica_left_is_logged_by_another(make_shop, database
     async with make_shop(state_dir=tmp_path / "a", **shared) as first:
         opened = await first.open(first=Role.COUNTERPART)
         async with make_shop(state_dir=tmp_path / "b", reply_timeout_seconds=0.001, **shared) as second:
-            first.sink.failure = OSError("gone")
+            first.cut_off(True)
             assert (await first.say(opened["id"], "One")).status_code == 500
             await second.app.state.service.conversations.upkeep()
-            assert [event.sequence for event in second.sink.of(opened["id"])] == [1, 2]
+            assert [event.sequence for event in await second.logged(opened["id"])] == [1, 2]
 
 
 async def test_replicas_that_start_together_on_an_empty_database(make_shop, database, tmp_path):

@@ -122,7 +122,7 @@ async def test_acknowledged_turns_survive_kill_nine_of_postgres(make_shop: Any, 
         assert 503 in statuses, "the kills came in the middle"
         assert statuses <= {200, 201, 409, 503}
         for identity, _ in spoken:
-            events = shop.sink.of(identity)
+            events = await shop.logged(identity)
             assert [event.sequence for event in events] == list(range(len(events)))
             texts = [event.payload.text for event in events if event.payload.type == "message"]
             assert texts == [text for turn in range(MESSAGES) for text in (f"Message {turn}", "Good day.")]

@@ -67,7 +67,7 @@ async def test_before_anything_was_shown_nothing_is_left(shop: Shop):
     while conversations._busy:  # the brake is still on: only the hang-up can end the step
         await asyncio.sleep(0.01)
     shop.engine.gate.set()
-    assert len(shop.sink.of(opened["id"])) == 1
+    assert len(await shop.logged(opened["id"])) == 1
     assert (await retried(shop, path, headers))["reply"]["text"] == REPLY
     assert len(shop.engine.requests) == 2
 
@@ -93,4 +93,4 @@ async def test_what_was_shown_is_finished_and_a_retry_gets_the_rest(shop: Shop):
     go_on.set()
     assert (await retried(shop, path, headers))["reply"]["text"] == REPLY
     assert len(shop.engine.requests) == 1
-    assert [event.sequence for event in shop.sink.of(opened["id"])] == [0, 1, 2, 3]
+    assert [event.sequence for event in await shop.logged(opened["id"])] == [0, 1, 2, 3]

@@ -147,6 +147,25 @@ class Shop:
             **more,
         }
 
+    async def logged(self, conversation_id: str | None = None) -> list[ConversationEvent]:
+        """The events that are in the log once everything queued was published."""
+        relay = self.app.state.service.relay
+        while self.sink.failure is None and await relay._outbox.oldest(1):
+            await relay.publish()
+        return list(self.sink.events) if conversation_id is None else self.sink.of(conversation_id)
+
+    def cut_off(self, failing: bool) -> None:
+        """Steps are kept in their checkpoint and never end: what a crash between the two leaves."""
+        store = self.app.state.service.conversations._store
+        if not failing:
+            del store.finish, store.queue
+            return
+
+        async def fails(*values: Any, **more: Any) -> None:
+            raise OSError("gone")
+
+        store.finish = store.queue = fails
+
     async def open(self, seed: int = 1, first: Role = Role.AGENT, **more: Any) -> dict[str, Any]:
         response = await self.client.post("/v1/conversations", json=self.opening(seed, first, **more))
         assert response.status_code == 201, response.text

@@ -25,7 +25,7 @@ async def test_the_agent_opens_when_it_speaks_first(shop):
     assert opened["state"] == "open"
     assert opened["message"]["text"].startswith("Hello, a van?")
     assert opened["message"]["move"] == {"kind": "offer", "arguments": [VEHICLE, "9000000"]}
-    events = shop.sink.of(opened["id"])
+    events = await shop.logged(opened["id"])
     assert kinds(events) == ["opened", "message", "offer"]
     assert [event.sequence for event in events] == [0, 1, 2]
     assert {event.tenant for event in events} == {"acme"}
@@ -40,11 +40,11 @@ async def test_the_agent_opens_when_it_speaks_first(shop):
 async def test_the_customer_opens_when_it_speaks_first(shop):
     opened = await shop.open(first=Role.COUNTERPART)
     assert opened["message"] is None
-    assert kinds(shop.sink.of(opened["id"])) == ["opened"]
+    assert kinds(await shop.logged(opened["id"])) == ["opened"]
     answer = (await shop.say(opened["id"], "I need a van.")).json()
     reply = {"text": "Good day.", "move": None}
     assert answer == {"reply": reply, "state": "open", "reason": None, "agreement": None}
-    events = shop.sink.of(opened["id"])
+    events = await shop.logged(opened["id"])
     assert kinds(events) == ["opened", "message", "message"]
     reply = events[-1].payload
     assert isinstance(reply, Message)
@@ -61,7 +61,7 @@ async def test_an_accepted_offer_closes_without_a_reply(shop):
     assert (answer["state"], answer["reason"]) == ("closed", "agreed")
     assert answer["agreement"] == {"kind": "offer", "arguments": [VEHICLE, str(price)]}
     assert len(shop.engine.requests) == 1
-    closed = shop.sink.of(opened["id"])[-1].payload
+    closed = (await shop.logged(opened["id"]))[-1].payload
     assert closed == Closed(reason=CloseReason.AGREED, agreement=closed.agreement)
     late = await shop.say(opened["id"], "And floor mats?")
     assert late.status_code == 409
@@ -76,7 +76,7 @@ async def test_an_offer_beyond_authority_is_never_shown(shop):
     assert opened["message"]["move"] is None
     shown = (await shop.client.get(f"/v1/conversations/{opened['id']}")).json()
     assert str(secret) not in str(shown)
-    [offer] = [e.payload for e in shop.sink.of(opened["id"]) if isinstance(e.payload, Offer)]
+    [offer] = [e.payload for e in await shop.logged(opened["id"]) if isinstance(e.payload, Offer)]
     assert not offer.binding
     assert "floor" in offer.rejected
     assert 'sparring_blocked_offers_total{adapter="agent@1"} 1.0' in (await shop.client.get("/metrics")).text
@@ -122,7 +122,7 @@ async def test_a_finished_conversation_takes_one_outcome(shop):
     assert (await shop.client.post(path, json=report)).json() == {"id": opened["id"], "recorded": True}
     again = await shop.client.post(path, json=report)
     assert (again.status_code, again.json()["error"]["code"]) == (409, "outcome_refused")
-    last = shop.sink.of(opened["id"])[-1].payload
+    last = (await shop.logged(opened["id"]))[-1].payload
     assert isinstance(last, OutcomeReported)
     assert last.counterpart_view == view
     assert (await shop.client.get(f"/v1/conversations/{opened['id']}")).json()["outcome_reported"]
@@ -135,7 +135,7 @@ async def test_a_conversation_without_room_for_another_message_is_closed(shop):
     while answer["state"] == "open":
         answer = (await shop.say(opened["id"], "no")).json()
     assert answer["reason"] == "turn_limit"
-    assert kinds(shop.sink.of(opened["id"]))[-1] == "closed"
+    assert kinds(await shop.logged(opened["id"]))[-1] == "closed"
 
 
 async def test_a_message_that_does_not_fit_is_refused_and_changes_nothing(shop):
@@ -143,9 +143,9 @@ async def test_a_message_that_does_not_fit_is_refused_and_changes_nothing(shop):
     refused = await shop.say(opened["id"], "many words " * 300)
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "message_too_long")
     assert "480" in refused.json()["error"]["message"]
-    assert kinds(shop.sink.of(opened["id"])) == ["opened"]
+    assert kinds(await shop.logged(opened["id"])) == ["opened"]
     assert (await shop.say(opened["id"], "Short.")).status_code == 200
-    assert [e.sequence for e in shop.sink.of(opened["id"])] == [0, 1, 2]
+    assert [e.sequence for e in await shop.logged(opened["id"])] == [0, 1, 2]
 
 
 async def test_the_conversation_is_shown_as_the_customer_saw_it(shop):

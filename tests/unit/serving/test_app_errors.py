@@ -39,7 +39,7 @@ async def test_unknown_and_foreign_conversations_look_the_same(shop):
         f"/v1/conversations/{opened['id']}/messages", json={"text": "Hi"}, headers=shop.headers("rival")
     )
     assert shape(said) == (404, "not_found_error", "conversation_not_found")
-    assert len(shop.sink.of(opened["id"])) == 2
+    assert len(await shop.logged(opened["id"])) == 2
 
 
 async def test_routing_errors_have_the_shape(shop):
@@ -71,7 +71,7 @@ async def test_a_bad_opening_is_refused_by_name(shop, change, code, named):
     response = await shop.client.post("/v1/conversations", json={**shop.opening(), **change})
     assert shape(response) == (422, "invalid_request_error", code)
     assert named in response.json()["error"]["message"]
-    assert shop.sink.events == []
+    assert await shop.logged() == []
 
 
 async def test_a_message_over_the_limit_names_size_and_limit(shop):
@@ -150,7 +150,7 @@ async def test_a_failing_engine_answers_500_and_takes_nothing(shop, caplog):
     assert "boom" not in response.text
     shop.engine.failure = None
     assert (await shop.say(opened["id"], "my secret words")).status_code == 200
-    texts = [event.payload.text for event in shop.sink.of(opened["id"]) if event.payload.type == "message"]
+    texts = [event.payload.text for event in await shop.logged(opened["id"]) if event.payload.type == "message"]
     assert texts == ["Good day.", "my secret words", "Good day."]
     assert "my secret words" not in caplog.text
 
@@ -164,7 +164,7 @@ async def test_a_slow_reply_is_503_and_takes_nothing(make_shop):
         assert response.headers["retry-after"] == "1"
         shop.engine.gate.set()
         assert (await shop.say(opened["id"], "Hello?")).status_code == 200
-        assert [event.sequence for event in shop.sink.of(opened["id"])] == [0, 1, 2]
+        assert [event.sequence for event in await shop.logged(opened["id"])] == [0, 1, 2]
 
 
 async def test_a_running_service_is_ready(shop):
@@ -180,7 +180,7 @@ async def test_without_a_champion_nothing_can_be_opened(make_shop):
         assert "no champion" in response.json()["error"]["message"]
         opened = await shop.client.post("/v1/conversations", json=shop.opening())
         assert shape(opened) == (503, "unavailable_error", "no_adapter")
-        assert shop.sink.events == []
+        assert await shop.logged() == []
 
 
 async def test_a_refused_champion_is_named_with_its_reason(make_shop):

@@ -21,7 +21,7 @@ async def test_a_repeated_request_gets_the_same_answer_once(shop):
     identity = first.json()["id"]
     said = await shop.say(identity, "Hello", key="m-1")
     assert (await shop.say(identity, "Hello", key="m-1")).json() == said.json()
-    assert len(shop.sink.of(identity)) == 4
+    assert len(await shop.logged(identity)) == 4
     assert len(shop.engine.requests) == 2
     other = await shop.client.post("/v1/conversations", json=shop.opening(seed=2), headers=headers)
     assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
@@ -50,7 +50,7 @@ async def test_a_second_message_at_once_is_409(shop):
     shop.engine.gate.set()
     assert (await first).status_code == 200
     assert (await shop.say(opened["id"], "Two")).status_code == 200
-    assert sequence_is_whole(shop.sink.of(opened["id"]))
+    assert sequence_is_whole(await shop.logged(opened["id"]))
 
 
 async def test_more_than_the_bound_in_progress_is_503(make_shop):
@@ -67,29 +67,29 @@ async def test_more_than_the_bound_in_progress_is_503(make_shop):
 
 async def test_events_that_could_not_be_logged_are_not_acknowledged_and_not_lost(shop):
     opened = await shop.open()
-    shop.sink.failure = OSError("disk full")
+    shop.cut_off(True)
     assert (await shop.say(opened["id"], "Hello", key="m")).status_code == 500
-    shop.sink.failure = None
-    assert len(shop.sink.of(opened["id"])) == 2
+    shop.cut_off(False)
+    assert len(await shop.logged(opened["id"])) == 2
     retried = await shop.say(opened["id"], "Hello", key="m")
     assert retried.status_code == 200
     assert len(shop.engine.requests) == 2, "the kept reply is sent, no second one is made"
-    assert len(shop.sink.of(opened["id"])) == 4
-    assert sequence_is_whole(shop.sink.of(opened["id"]))
+    assert len(await shop.logged(opened["id"])) == 4
+    assert sequence_is_whole(await shop.logged(opened["id"]))
 
 
 @pytest.mark.parametrize("retry_first", [True, False])
 async def test_after_a_restart_the_kept_step_is_logged_and_its_answer_waits(make_shop, retry_first):
     async with make_shop() as before:
         ids = [(await before.open(seed))["id"] for seed in range(3)]
-        before.sink.failure = OSError("gone")  # the crash comes between the checkpoint and the log
+        before.cut_off(True)  # the crash comes between the checkpoint and the log
         for number, identity in enumerate(ids):
             assert (await before.say(identity, "Hello", key=f"m{number}")).status_code == 500
         lost = await before.client.post(
             "/v1/conversations", json=before.opening(9), headers={"Idempotency-Key": "open-9"}
         )
         assert lost.status_code == 500
-        before.sink.failure = None
+        before.cut_off(False)
     async with make_shop(sink=before.sink) as after:
         assert after.slots.pinned == {"agent@1": 4}
         if retry_first:
@@ -102,7 +102,7 @@ async def test_after_a_restart_the_kept_step_is_logged_and_its_answer_waits(make
             assert after.engine.requests == []
         for identity in ids:
             assert (await after.say(identity, "And now?")).status_code == 200
-            events = after.sink.of(identity)
+            events = await after.logged(identity)
             assert sequence_is_whole(events)
         assert after.slots.pinned == {"agent@1": 4}
 
@@ -122,9 +122,9 @@ async def test_a_crash_before_the_checkpoint_leaves_nothing(make_shop):
         await asyncio.gather(*hanging, return_exceptions=True)
     async with make_shop(sink=before.sink) as after:
         assert after.slots.pinned == {"agent@1": 1}
-        assert len(after.sink.events) == 1
+        assert len(await after.logged()) == 1
         assert (await after.say(opened["id"], "Hello", key="m")).status_code == 200
-        assert [event.payload.type for event in after.sink.events] == ["opened", "message", "message"]
+        assert [event.payload.type for event in await after.logged()] == ["opened", "message", "message"]
 
 
 async def test_a_conversation_stays_with_the_adapter_it_began_with(shop):
@@ -171,13 +171,13 @@ async def test_idle_conversations_are_closed_as_abandoned(make_shop):
         service = shop.app.state.service
         assert await service.conversations.expire() == 1
         assert await service.conversations.expire() == 0
-        last = shop.sink.of(opened["id"])[-1].payload
+        last = (await shop.logged(opened["id"]))[-1].payload
         assert (last.type, last.reason) == ("closed", "abandoned")
         assert shop.slots.pinned == {"agent@1": 0}
         assert (await shop.say(opened["id"], "Still there?")).status_code == 409
         report = {"agreed": False}
         assert (await shop.client.post(f"/v1/conversations/{opened['id']}/outcome", json=report)).status_code == 201
-        assert sequence_is_whole(shop.sink.of(opened["id"]))
+        assert sequence_is_whole(await shop.logged(opened["id"]))
 
 
 async def test_upkeep_keeps_conversations_usable(shop):
@@ -200,9 +200,9 @@ async def test_one_state_directory_one_service(shop, make_shop):
 
 async def test_a_step_after_a_settled_one_is_unfinished_until_it_is_settled_itself(shop, monkeypatch):
     opened = await shop.open(first=Role.COUNTERPART)
-    shop.sink.failure = OSError("gone")
+    shop.cut_off(True)
     assert (await shop.say(opened["id"], "One", key="m-1")).status_code == 500
-    shop.sink.failure = None
+    shop.cut_off(False)
     store = shop.app.state.service.conversations._store
     finish, calls = store.finish, []
 
@@ -215,7 +215,7 @@ async def test_a_step_after_a_settled_one_is_unfinished_until_it_is_settled_itse
     monkeypatch.setattr(store, "finish", fails_the_second_time)
     assert (await shop.say(opened["id"], "Two", key="m-2")).status_code == 500
     assert (await shop.say(opened["id"], "Two", key="m-2")).status_code == 200
-    events = shop.sink.of(opened["id"])
+    events = await shop.logged(opened["id"])
     assert sequence_is_whole(events)
     texts = [event.payload.text for event in events if event.payload.type == "message"]
     assert texts == ["One", "Good day.", "Two", "Good day."]

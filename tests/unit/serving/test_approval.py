@@ -38,8 +38,8 @@ async def held(shop: Any, **options: Any) -> dict[str, Any]:
     return {**opened, "answer": answer}
 
 
-def offers(shop: Any, conversation: str) -> list[Offer]:
-    return [event.payload for event in shop.sink.of(conversation) if isinstance(event.payload, Offer)]
+async def offers(shop: Any, conversation: str) -> list[Offer]:
+    return [event.payload for event in await shop.logged(conversation) if isinstance(event.payload, Offer)]
 
 
 async def test_the_offer_waits_and_the_customer_is_told_so(make_shop):
@@ -51,7 +51,7 @@ async def test_the_offer_waits_and_the_customer_is_told_so(make_shop):
         shown = (await shop.client.get(f"/v1/conversations/{waiting['id']}")).json()
         assert shown["state"] == "awaiting_approval"
         assert [turn["role"] for turn in shown["turns"]] == ["counterpart"]
-        assert offers(shop, waiting["id"]) == []
+        assert (await offers(shop, waiting["id"])) == []
         again = await shop.say(waiting["id"], "Hello?")
         assert (again.status_code, again.json()["error"]["code"]) == (409, "awaiting_approval")
         assert int(again.headers["retry-after"]) > 0
@@ -69,9 +69,9 @@ async def test_approved_it_is_made_as_it_was(make_shop):
         answer = await decide(shop, waiting["id"], True, boss, "good customer")
         assert answer.json()["reply"] == {"text": WORDS, "move": seen.json()["move"]}
         assert answer.json()["state"] == "open"
-        [offer] = offers(shop, waiting["id"])
+        [offer] = await offers(shop, waiting["id"])
         assert (offer.binding, offer.approval, offer.approval_note) == (True, Approval.APPROVED, "good customer")
-        assert [event.sequence for event in shop.sink.of(waiting["id"])] == [0, 1, 2, 3]
+        assert [event.sequence for event in await shop.logged(waiting["id"])] == [0, 1, 2, 3]
         assert len(shop.engine.requests) == 1
         bought = (await shop.say(waiting["id"], "Good. [accept]")).json()
         assert bought["agreement"] == {"kind": "offer", "arguments": [VEHICLE, str(PRICE)]}
@@ -82,7 +82,7 @@ async def test_refused_the_safe_reply_is_given(make_shop):
         waiting = await held(shop)
         answer = await decide(shop, waiting["id"], False, approver(shop), "too dear")
         assert answer.json()["reply"] == {"text": SAFE_REPLY, "move": None}
-        [offer] = offers(shop, waiting["id"])
+        [offer] = await offers(shop, waiting["id"])
         assert (offer.binding, offer.approval, offer.approval_note) == (False, Approval.REFUSED, "too dear")
         shown = (await shop.client.get(f"/v1/conversations/{waiting['id']}")).json()
         assert str(PRICE) not in str(shown)
@@ -103,9 +103,9 @@ async def test_it_waits_across_a_restart(make_shop, approved, crash):
         if crash:  # between the checkpoint and the log
             opened = await before.open(first=Role.COUNTERPART)
             before.engine.say = lambda request: WORDS
-            before.sink.failure = OSError("gone")
+            before.cut_off(True)
             assert (await before.say(opened["id"], "What do you have?", key="said")).status_code == 500
-            before.sink.failure = None
+            before.cut_off(False)
         else:
             opened = await held(before)
             await before.app.state.service.conversations.upkeep()
@@ -116,7 +116,7 @@ async def test_it_waits_across_a_restart(make_shop, approved, crash):
         answer = await decide(after, opened["id"], approved, approver(after))
         assert answer.json()["reply"]["text"] == (WORDS if approved else SAFE_REPLY)
         assert after.engine.requests == []
-        assert [event.sequence for event in after.sink.of(opened["id"])] == [0, 1, 2, 3]
+        assert [event.sequence for event in await after.logged(opened["id"])] == [0, 1, 2, 3]
         shown = (await after.client.get(f"/v1/conversations/{opened['id']}")).json()
         assert [turn["text"] for turn in shown["turns"]][-1] == answer.json()["reply"]["text"]
 
@@ -130,7 +130,7 @@ async def test_it_waits_across_a_kill(make_shop, tmp_path):
             answer = await decide(after, opened["id"], True, approver(after))
             assert answer.json()["reply"]["text"] == WORDS
             assert after.engine.requests == []
-            assert [event.sequence for event in after.sink.of(opened["id"])] == [0, 1, 2, 3]
+            assert [event.sequence for event in await after.logged(opened["id"])] == [0, 1, 2, 3]
 
 
 async def test_a_decision_is_made_once_and_repeated_safely(make_shop):
@@ -144,7 +144,7 @@ async def test_a_decision_is_made_once_and_repeated_safely(make_shop):
         assert (late.status_code, late.json()["error"]["code"]) == (409, "nothing_to_approve")
         nothing = await shop.client.get(f"/v1/conversations/{waiting['id']}/approval", headers=boss)
         assert nothing.status_code == 409
-        assert len(offers(shop, waiting["id"])) == 1
+        assert len(await offers(shop, waiting["id"])) == 1
 
 
 async def test_only_the_tenants_own_admin_key_decides(make_shop):
@@ -156,7 +156,7 @@ async def test_only_the_tenants_own_admin_key_decides(make_shop):
         path = f"/v1/conversations/{waiting['id']}/approval"
         assert (await shop.client.get(path, headers=shop.headers("acme"))).status_code == 403
         assert (await shop.client.get(path, headers=approver(shop, "rival"))).status_code == 404
-        assert offers(shop, waiting["id"]) == []
+        assert (await offers(shop, waiting["id"])) == []
 
 
 async def test_an_acceptance_waits_too_and_closes_once_approved(make_shop):
@@ -168,7 +168,7 @@ async def test_an_acceptance_waits_too_and_closes_once_approved(make_shop):
         assert answer["agreement"] is None
         done = (await decide(shop, opened["id"], True, approver(shop))).json()
         assert (done["state"], done["reason"]) == ("closed", "agreed")
-        assert shop.sink.of(opened["id"])[-1].payload.type == "closed"
+        assert (await shop.logged(opened["id"]))[-1].payload.type == "closed"
         assert shop.slots.pinned == {"agent@1": 0}
 
 
@@ -219,5 +219,5 @@ async def test_an_offer_that_nobody_decides_about_lapses(make_shop):
         assert (shown["state"], shown["reason"]) == ("closed", "abandoned")
         late = await decide(shop, waiting["id"], True, approver(shop))
         assert late.json()["error"]["code"] == "nothing_to_approve"
-        messages = [e.payload for e in shop.sink.of(waiting["id"]) if isinstance(e.payload, Message)]
+        messages = [e.payload for e in await shop.logged(waiting["id"]) if isinstance(e.payload, Message)]
         assert [message.role for message in messages] == [Role.COUNTERPART]

@@ -57,7 +57,7 @@ async def test_no_attack_binds_or_is_promised_anything(shop: Any, attack: Attack
             assert answer["reply"]["move"] is None
         assert answer["state"] == "open"
         assert answer["agreement"] is None
-    for event in shop.sink.of(opened["id"]):
+    for event in await shop.logged(opened["id"]):
         offer = event.payload
         if isinstance(offer, Offer) and offer.role is Role.AGENT and offer.binding:
             vehicle, price = read_offer(offer.move)

@@ -37,9 +37,9 @@ async def test_a_whole_conversation(shop):
             state = SCENARIO.advance(context, state, turn.role, turn.text)
         outcome = SCENARIO.outcome(context, state)
         await client.report_outcome(opened.id, outcome, counterpart_view=context.views[Role.COUNTERPART])
-    last = shop.sink.of(opened.id)[-1].payload
+    last = (await shop.logged(opened.id))[-1].payload
     assert last.rewards == outcome.rewards
-    assert str(context.views[Role.COUNTERPART]["budget"]) not in str(shop.sink.of(opened.id)[:-1])
+    assert str(context.views[Role.COUNTERPART]["budget"]) not in str((await shop.logged(opened.id))[:-1])
 
 
 async def test_errors_have_types(shop):
@@ -83,9 +83,9 @@ async def test_a_lost_answer_is_fetched_not_repeated(shop):
         opened = await client.open_conversation(SCENARIO.generate(3))
         for text in ("One", "Two", "Three"):
             await client.send_message(opened.id, text)
-    said = [e.payload.text for e in shop.sink.of(opened.id) if e.payload.type == "message"]
+    said = [e.payload.text for e in await shop.logged(opened.id) if e.payload.type == "message"]
     assert [text for text in said if text != "Good day."] == ["One", "Two", "Three"]
-    assert len({e.conversation_id for e in shop.sink.events}) == 1
+    assert len({e.conversation_id for e in await shop.logged()}) == 1
     assert transport.calls == 8
 
 

@@ -58,7 +58,7 @@ async def test_a_completion_is_one_reply_of_the_adapter_in_service(shop):
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(request.prompt_ids)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    assert shop.sink.events == [], "nothing said here is a conversation"
+    assert await shop.logged() == [], "nothing said here is a conversation"
     assert shop.slots.pinned == {"agent@1": 0}
 
 

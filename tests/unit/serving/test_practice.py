@@ -20,8 +20,8 @@ async def draw(shop, name="telesales", key=None):
     return response.json()
 
 
-def opened_event(shop, drawn) -> Opened:
-    payload = shop.sink.of(drawn["conversation"]["id"])[0].payload
+async def opened_event(shop, drawn) -> Opened:
+    payload = (await shop.logged(drawn["conversation"]["id"]))[0].payload
     assert isinstance(payload, Opened)
     return payload
 
@@ -44,7 +44,7 @@ async def test_every_scenario_is_listed_in_words(shop):
 async def test_the_player_gets_the_customers_card_and_nothing_of_the_agents_side(shop, name):
     for _ in range(8):
         drawn = await draw(shop, name)
-        context = opened_event(shop, drawn).context
+        context = (await opened_event(shop, drawn)).context
         scenario_named(name).validate(context)
         assert drawn["card"] == context.views[Role.COUNTERPART]
         assert drawn["public"] == context.public
@@ -60,7 +60,7 @@ async def test_the_agent_is_not_told_the_card(shop):
     drawn = await draw(shop)
     await shop.say(drawn["conversation"]["id"], "Good day.")
     prompt = shop.engine.tokenizer.decode(shop.engine.requests[-1].prompt_ids)
-    context = opened_event(shop, drawn).context
+    context = (await opened_event(shop, drawn)).context
     assert scenario_named("telesales").system_prompt(Role.AGENT, context) in prompt
     assert "budget" not in prompt
     assert "patience" not in prompt
@@ -68,7 +68,7 @@ async def test_the_agent_is_not_told_the_card(shop):
 
 async def test_practice_is_no_customer_and_no_scenario_that_judges(shop):
     drawn = await draw(shop)
-    event = opened_event(shop, drawn)
+    event = await opened_event(shop, drawn)
     assert event.source == "simulated"
     assert event.labels == {"channel": "page"}
     assert event.context.seed is None
@@ -93,7 +93,7 @@ async def test_a_draw_and_its_card_survive_a_restart(make_shop):
 
 async def test_an_accepted_offer_is_scored_by_the_card(shop):
     drawn = await draw(shop)
-    context = opened_event(shop, drawn).context
+    context = (await opened_event(shop, drawn)).context
     vehicle = next(v for v in drawn["public"]["vehicles"] if v["body"] == drawn["card"]["body"])
     price = vehicle["list_price"] // MINOR
     shop.engine.say = lambda request: f"Take it. [offer {vehicle['id']} {price}]"
@@ -127,9 +127,9 @@ async def test_the_outcome_is_on_record_once(shop):
     await shop.say(conversation, "No. [quit]")
     first = await outcome_of(shop, drawn)
     assert (await outcome_of(shop, drawn)).json() == first.json()
-    kinds = [type(event.payload) for event in shop.sink.of(conversation)]
+    kinds = [type(event.payload) for event in await shop.logged(conversation)]
     assert kinds.count(Closed) == kinds.count(OutcomeReported) == 1
-    reported = shop.sink.of(conversation)[-1].payload
+    reported = (await shop.logged(conversation))[-1].payload
     assert reported.rewards == {Role.AGENT: 0.0, Role.COUNTERPART: -0.1}
 
 
@@ -139,7 +139,7 @@ async def test_an_outcome_that_somebody_else_reported_stands(shop):
     await shop.say(conversation, "No. [quit]")
     await shop.client.post(f"/v1/conversations/{conversation}/outcome", json={"agreed": False, "note": "mine"})
     assert (await outcome_of(shop, drawn)).status_code == 200
-    notes = [e.payload.note for e in shop.sink.of(conversation) if isinstance(e.payload, OutcomeReported)]
+    notes = [e.payload.note for e in await shop.logged(conversation) if isinstance(e.payload, OutcomeReported)]
     assert notes == ["mine"]
 
 
@@ -166,7 +166,7 @@ async def test_practice_needs_a_tenants_key(shop):
         assert error_code(anonymous) == (401, "missing_api_key")
         operator = await shop.client.request(method, path, headers=shop.headers("root"))
         assert error_code(operator) == (403, "wrong_key_scope")
-    assert shop.sink.events == []
+    assert await shop.logged() == []
 
 
 async def test_an_unknown_scenario_names_the_known_ones(shop):

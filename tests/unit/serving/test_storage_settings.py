@@ -72,7 +72,7 @@ async def test_a_store_file_of_an_earlier_release_is_read_on(tmp_path):
         False,
         7.5,
     )
-    await store.finish("conv_1", still_open=False, answer=("acme", "k", "f", {"text": "ü"}))
+    await store.finish("conv_1", [], still_open=False, answer=("acme", "k", "f", {"text": "ü"}))
     answer = await store.answer("acme", "k")
     assert answer is not None
     assert (await store.open_now(), answer.body) == ([], {"text": "ü"})

@@ -44,8 +44,8 @@ async def kept(shop: Any, conversation: str) -> Any:
     return await shop.app.state.service.conversations._checkpoints.read(conversation)
 
 
-def last_message(shop: Any, conversation: str) -> Message:
-    return [e.payload for e in shop.sink.of(conversation) if isinstance(e.payload, Message)][-1]
+async def last_message(shop: Any, conversation: str) -> Message:
+    return [e.payload for e in await shop.logged(conversation) if isinstance(e.payload, Message)][-1]
 
 
 async def test_the_parts_are_the_reply_and_the_answer_comes_before_the_end(shop):
@@ -56,7 +56,7 @@ async def test_the_parts_are_the_reply_and_the_answer_comes_before_the_end(shop)
     assert deltas[:2] == ["Good day.", " What do you need?"]
     assert "".join(deltas) == answer["reply"]["text"] == f"{GREETING} {OFFER}"
     assert MessageAnswered.model_validate(answer).reply is not None
-    assert last_message(shop, opened["id"]).guarded is None
+    assert (await last_message(shop, opened["id"])).guarded is None
 
 
 async def test_what_may_go_out_does_so_before_the_rest_is_there(shop):
@@ -100,7 +100,7 @@ async def test_a_second_try_goes_on_from_what_was_shown(shop):
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert decode(list(second.prompt_ids[len(first.prompt_ids) :])).strip() == GREETING
     assert second.sampling.max_tokens < first.sampling.max_tokens
-    message = last_message(shop, opened["id"])
+    message = await last_message(shop, opened["id"])
     assert message.guarded is Guarded.REGENERATED
     record = await kept(shop, opened["id"])
     ours = [token for token, own in zip(record.ids, record.sampled, strict=True) if own]
@@ -122,7 +122,7 @@ async def test_the_safe_reply_is_put_there_and_never_counts_as_sampled(shop, str
         answer = (await shop.say(opened["id"], "Hello.")).json()
     shown = f"{GREETING} {SAFE_REPLY}" if stream else SAFE_REPLY
     assert answer["reply"] == {"text": shown, "move": None}
-    message = last_message(shop, opened["id"])
+    message = await last_message(shop, opened["id"])
     assert (message.text, message.shown, message.guarded) == (shown, shown, Guarded.REPLACED)
     record = await kept(shop, opened["id"])
     decode = shop.engine.tokenizer.decode
@@ -182,7 +182,7 @@ async def test_a_failure_after_it_is_an_error_event_and_no_end_mark(shop, failur
     assert name == "event: error"
     assert code in json.loads(data.removeprefix("data: "))["error"]["code"]
     assert "[DONE]" not in response.text
-    assert len(shop.sink.of(opened["id"])) == 1, "the step was not taken"
+    assert len(await shop.logged(opened["id"])) == 1, "the step was not taken"
 
 
 async def test_a_repeated_key_gets_the_same_reply_streamed_or_not(shop):
@@ -205,9 +205,9 @@ async def test_a_client_that_leaves_before_anything_was_shown_leaves_nothing(sho
     await asyncio.wait({waiting})
     await conversations.drain()
     shop.engine.gate.set()
-    assert len(shop.sink.of(opened["id"])) == 1
+    assert len(await shop.logged(opened["id"])) == 1
     assert (await shop.say(opened["id"], "Hello.", key="k")).status_code == 200
-    assert [event.sequence for event in shop.sink.of(opened["id"])] == [0, 1, 2]
+    assert [event.sequence for event in await shop.logged(opened["id"])] == [0, 1, 2]
 
 
 async def test_what_was_shown_is_kept_though_the_client_left(shop):
@@ -222,7 +222,7 @@ async def test_what_was_shown_is_kept_though_the_client_left(shop):
     assert retried["reply"]["text"] == f"{GREETING} {OFFER}"
     assert retried["reply"]["text"].startswith(seen)
     assert len(shop.engine.requests) == 1, "the reply that was shown in part is the one that is kept"
-    assert [event.sequence for event in shop.sink.of(opened["id"])] == [0, 1, 2, 3]
+    assert [event.sequence for event in await shop.logged(opened["id"])] == [0, 1, 2, 3]
 
 
 async def test_a_stop_of_the_service_finishes_what_was_shown(make_shop):

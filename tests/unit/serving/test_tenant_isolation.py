@@ -100,7 +100,7 @@ async def test_of_many_messages_at_once_one_is_taken(shop):
     refused = [answer for answer in answers if answer.status_code == 409]
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}
     assert {answer.json()["error"]["code"] for answer in refused} == {"conversation_busy"}
-    events = shop.sink.of(mine)
+    events = await shop.logged(mine)
     assert [event.sequence for event in events] == [0, 1, 2]
     taken = next(number for number, answer in enumerate(answers) if answer.status_code == 200)
     assert events[1].payload.text == f"Message {taken}"
@@ -136,9 +136,9 @@ async def test_a_key_on_every_post(shop, endpoint):
         first = await running
     else:
         first = await post(body)
-    count = len(shop.sink.events)
+    count = len(await shop.logged())
     again = await post(body)
     assert (again.status_code, again.json()) == (first.status_code, first.json())
-    assert len(shop.sink.events) == count
+    assert len(await shop.logged()) == count
     refused = await post(other)
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "idempotency_key_reused")
