@@ -13,19 +13,24 @@ from concurrent.futures import Future
 
 from negotiation.generation import GenerationRequest, GenerationResult
 from serving.engines import EngineBusy, EngineClosed
+from serving.engines.listener import Listener
 
 Outcome = GenerationResult | Exception
-Run = Callable[[Sequence[GenerationRequest]], Sequence[Outcome]]
+Run = Callable[[Sequence[GenerationRequest], Sequence[Listener | None]], Sequence[Outcome]]
+_Waiting = tuple[GenerationRequest, Listener | None, Future[GenerationResult]]
 
 
 class Batcher:
-    """``run`` answers a batch in order, giving an exception in place of a result where a request failed."""
+    """``run`` answers a batch in order, giving an exception in place of a result where a request failed.
+
+    It is handed each request's listener, who wants the tokens as they are sampled, or None.
+    """
 
     def __init__(self, run: Run, *, max_batch: int, max_waiting: int) -> None:
         self._run = run
         self._max_batch = max_batch
         self._max_waiting = max_waiting
-        self._waiting: deque[tuple[GenerationRequest, Future[GenerationResult]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="engine-batcher", daemon=True)
@@ -36,7 +41,7 @@ class Batcher:
         """Requests that no batch has taken yet."""
         return len(self._waiting)
 
-    def submit(self, request: GenerationRequest) -> Future[GenerationResult]:
+    def submit(self, request: GenerationRequest, listener: Listener | None = None) -> Future[GenerationResult]:
         """Raises EngineBusy when the queue is full, EngineClosed after :meth:`close`."""
         future: Future[GenerationResult] = Future()
         with self._changed:
@@ -47,7 +52,7 @@ class Batcher:
                     f"{len(self._waiting)} requests wait for the engine, the limit is {self._max_waiting}; "
                     "try again later, or add replicas"
                 )
-            self._waiting.append((request, future))
+            self._waiting.append((request, listener, future))
             self._changed.notify()
         return future
 
@@ -55,7 +60,7 @@ class Batcher:
         """Fail what waits, let the running batch end, stop the thread. Safe to call twice."""
         with self._changed:
             self._closed = True
-            abandoned = [future for _, future in self._waiting]
+            abandoned = [future for _, _, future in self._waiting]
             self._waiting.clear()
             self._changed.notify_all()
         for future in abandoned:
@@ -63,7 +68,7 @@ class Batcher:
                 future.set_exception(EngineClosed("the engine was shut down before it could answer"))
         self._thread.join()
 
-    def _take(self) -> list[tuple[GenerationRequest, Future[GenerationResult]]]:
+    def _take(self) -> list[_Waiting]:
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
@@ -72,16 +77,16 @@ class Batcher:
     def _work(self) -> None:
         while taken := self._take():
             # A caller that went away has cancelled its future.
-            batch = [(request, future) for request, future in taken if future.set_running_or_notify_cancel()]
+            batch = [waiting for waiting in taken if waiting[-1].set_running_or_notify_cancel()]
             if not batch:
                 continue
             outcomes: Sequence[Outcome]
             try:
-                outcomes = self._run([request for request, _ in batch])
+                outcomes = self._run([request for request, _, _ in batch], [listener for _, listener, _ in batch])
             except Exception as error:
                 # The worker must outlive any failure; every caller of this batch learns of it.
                 outcomes = [error] * len(batch)
-            for (_, future), outcome in zip(batch, outcomes, strict=True):
+            for (_, _, future), outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     future.set_exception(outcome)
                 else:

@@ -16,6 +16,7 @@ import torch
 
 from negotiation.generation import GenerationRequest, GenerationResult
 from serving.engines.kv_buffer import KvBuffer
+from serving.engines.listener import Listener
 from serving.engines.prefix_cache import CachedPrefix, PrefixCache
 from serving.engines.sampler import Sampler
 
@@ -32,6 +33,7 @@ class _Row:
     index: int
     request: GenerationRequest
     cached: CachedPrefix | None
+    listener: Listener | None = None
     twin: int | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -48,6 +50,8 @@ class _Row:
 
     @property
     def finish_reason(self) -> Literal["stop", "length"] | None:
+        if self.listener is not None and self.listener.gone:
+            return "length"  # nobody reads this row any more
         if self.tokens and self.tokens[-1] in self.request.sampling.stop_token_ids:
             return "stop"
         return "length" if len(self.tokens) == self.request.sampling.max_tokens else None
@@ -70,9 +74,12 @@ class Decoder:
         generator: torch.Generator,
         prefixes: PrefixCache | None,
         owner: int,
+        listeners: Sequence[Listener | None],
     ) -> list[GenerationResult]:
-        """Result i answers request i. Raises NonFiniteLogits."""
+        """Result i answers request i, and listener i hears its tokens. Raises NonFiniteLogits."""
         rows = self._arrange(requests, prefixes, owner)
+        for row in rows:
+            row.listener = listeners[row.index]
         device = next(model.parameters()).device
         self._prefill(model, rows, buffer, device)
         finished = self._decode(model, rows, buffer, generator, prefixes, owner, device)
@@ -178,6 +185,8 @@ class Decoder:
             for row, token, logprob in zip(live, tokens.tolist(), logprobs.tolist(), strict=True):
                 row.tokens.append(token)
                 row.logprobs.append(logprob)
+                if row.listener is not None:
+                    row.listener.token(token, logprob, row.finish_reason)
             positions = positions + 1
             step += 1
             done = [place for place, row in enumerate(live) if row.finish_reason]

@@ -39,6 +39,7 @@ from serving.engines.batcher import Batcher, Outcome
 from serving.engines.checks import AdapterLimits, check_adapter, check_request
 from serving.engines.decoding import Decoder
 from serving.engines.kv_buffer import KvBuffer, kv_shape
+from serving.engines.listener import Listener
 from serving.engines.prefix_cache import PrefixCache
 
 _PROBE_TOKENS = 24
@@ -123,7 +124,7 @@ class InProcessEngine:
         """
         for request in requests:
             self._check(request)
-        outcomes = self._answer(requests)
+        outcomes = self._answer(requests, [None] * len(requests))
         results = []
         for outcome in outcomes:
             if isinstance(outcome, Exception):
@@ -137,9 +138,23 @@ class InProcessEngine:
         return await asyncio.wrap_future(self._batcher.submit(request))
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
-        """One chunk: a batch is answered as a whole. Raises what :meth:`generate_async` raises."""
-        result = await self.generate_async(request)
-        yield GenerationChunk(result.token_ids, result.logprobs, result.finish_reason)
+        """Each token once its batch has sampled it. Raises what :meth:`generate_async` raises.
+
+        A consumer that leaves early frees the row at the batch's next token.
+        """
+        self._check(request)
+        listener = Listener()
+        answer = self._batcher.submit(request, listener)
+        answer.add_done_callback(listener.ended)
+        chunk = None
+        try:
+            async for chunk in listener.chunks():
+                yield chunk
+            if chunk is None or chunk.finish_reason is None:
+                await asyncio.wrap_future(answer)
+        finally:
+            listener.gone = True
+            answer.cancel()
 
     @property
     def replicas(self) -> tuple[ReplicaStatus, ...]:
@@ -190,7 +205,7 @@ class InProcessEngine:
         request = GenerationRequest(self._probe_ids(), name, Sampling(max_tokens=8, temperature=0.0))
         self._check(request)
         with self._compute:
-            [result] = self._batch(name, [request], prefixes=None)
+            [result] = self._batch(name, [request], None, [None])
         pairs = zip(result.token_ids, result.logprobs, strict=True)
         text = " ".join(f"{token}:{logprob:.4f}" for token, logprob in pairs)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -228,7 +243,7 @@ class InProcessEngine:
         vocabulary = int(self._config.vocab_size)
         check_request(request, self.loaded_adapters(), context_length=self.context_length, vocabulary=vocabulary)
 
-    def _answer(self, requests: Sequence[GenerationRequest]) -> list[Outcome]:
+    def _answer(self, requests: Sequence[GenerationRequest], listeners: Sequence[Listener | None]) -> list[Outcome]:
         """Group by adapter and run; a group's failure reaches that group's requests only."""
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -242,7 +257,8 @@ class InProcessEngine:
                 part = indices[start : start + size]
                 try:
                     with self._compute:
-                        results = self._batch(name, [requests[index] for index in part], self._prefixes)
+                        asked, hearing = [requests[i] for i in part], [listeners[i] for i in part]
+                        results = self._batch(name, asked, self._prefixes, hearing)
                 except Exception as error:
                     # Handed to the callers concerned by whoever called us.
                     outcomes.update(dict.fromkeys(part, error))
@@ -251,7 +267,11 @@ class InProcessEngine:
         return [outcomes[index] for index in range(len(requests))]
 
     def _batch(
-        self, name: str, requests: Sequence[GenerationRequest], prefixes: PrefixCache | None
+        self,
+        name: str,
+        requests: Sequence[GenerationRequest],
+        prefixes: PrefixCache | None,
+        listeners: Sequence[Listener | None],
     ) -> list[GenerationResult]:
         """One adapter, one batch. The caller holds the compute lock."""
         serial = self._loaded.get(name)
@@ -262,7 +282,7 @@ class InProcessEngine:
             storage = self._storage(len(requests) * capacity)
             buffer = KvBuffer(self._shape, len(requests), capacity, storage)
             try:
-                return self._decoder.run(model, requests, buffer, self._generator, prefixes, serial)
+                return self._decoder.run(model, requests, buffer, self._generator, prefixes, serial, listeners)
             except Exception:
                 # It may hold NaN now, which would spread to other adapters' batches through masked slots.
                 self._workspace = None

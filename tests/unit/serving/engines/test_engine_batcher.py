@@ -29,7 +29,7 @@ class Gate:
         self.entered = threading.Event()
         self.batches: list[list[int]] = []
 
-    def __call__(self, requests: Sequence[GenerationRequest]) -> list[Outcome]:
+    def __call__(self, requests: Sequence[GenerationRequest], listeners: Sequence[object]) -> list[Outcome]:
         self.batches.append([request.prompt_ids[0] for request in requests])
         self.entered.set()
         assert self.open.wait(10)
@@ -86,7 +86,7 @@ def test_a_failure_reaches_its_own_caller_only(gate: Gate, batcher: Batcher) -> 
 def test_a_crash_of_a_batch_does_not_stop_the_worker() -> None:
     calls = 0
 
-    def run(requests: Sequence[GenerationRequest]) -> list[Outcome]:
+    def run(requests: Sequence[GenerationRequest], listeners: Sequence[object]) -> list[Outcome]:
         nonlocal calls
         calls += 1
         if calls == 1:
