@@ -7,7 +7,9 @@
 3. ``stub``: the application with a model that answers at once, beside a bare FastAPI endpoint: latency at 100 a
    second, what is answered of 1,000 a second, and how many messages of conversations (kept before they are answered).
 4. ``engine``: the in-process engine's concurrent callers beside one plain batched ``generate`` of transformers.
-5. ``soak`` (only when asked for): 16 customers for ten minutes: failures, and whether the service's memory grows.
+5. ``recovery`` (only when asked for): ``kill -9`` of the service, of Postgres and of vLLM, seconds until the
+   conversation goes on; turns lost or doubled end the run.
+6. ``soak`` (only when asked for): 16 customers for ten minutes: failures, and whether the service's memory grows.
 
 Everything shares one machine, the load included: on two cores the shares that the service takes are missing to vLLM.
 
@@ -28,11 +30,12 @@ from typing import Annotated, Any
 import typer
 from alone import in_process, stub
 from on_vllm import proxy, service_on_vllm, soak, swap
+from recovery import recovery
 from rich.console import Console
 from rich.table import Table
 
 app = typer.Typer(add_completion=False)
-PARTS = ("proxy", "swap", "stub", "engine", "soak")
+PARTS = ("proxy", "swap", "stub", "engine", "soak", "recovery")
 ON_VLLM = {"proxy", "swap", "soak"}
 
 
@@ -60,6 +63,8 @@ def serving(
             if "soak" in parts:
                 found["soak"] = asyncio.run(soak(service, 0.5 if quick else 10.0))
             stack.close()
+        if "recovery" in parts:
+            found["recovery"] = recovery(Path(folder), vllm_python, 1 if quick else 5)
         if "stub" in parts:
             found["stub"] = stub(Path(folder), repeats, 2.0 if quick else 10.0)
         if "engine" in parts:
@@ -84,6 +89,9 @@ def _show(found: dict[str, Any]) -> None:
             figures += f"p99 {row.get('whole_ms_p99', 0):.1f} ms, {row['failed']:.0f} failed"
             what = "messages, 8 at once" if rate == "conversations" else f"{kind} at {rate}/s"
             table.add_row("stub", what, figures)
+    for name, row in found.get("recovery", {}).items():
+        back = f"first start {row['first_start']:.1f} s, back after {row['back_median']:.1f} s"
+        table.add_row("recovery", f"kill -9 of {name}", f"{back}, at most {row['back_longest']:.1f} s")
     for name, value in found.get("engine", {}).items():
         table.add_row("engine", f"{name}" + ("" if name == "ratio" else " tokens/s"), f"{value:.4g}")
     Console().print(table)

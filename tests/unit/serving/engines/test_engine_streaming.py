@@ -81,6 +81,13 @@ def slowly(engine: InProcessEngine, sampled: threading.Semaphore) -> None:
     engine._decoder._forward = step  # type: ignore[method-assign]
 
 
+async def waiting(engine: InProcessEngine, count: int) -> None:
+    """Until so many requests wait for the batch that runs."""
+    await asyncio.sleep(0)
+    while engine.waiting != count:
+        await asyncio.sleep(0.002)
+
+
 async def test_a_token_arrives_before_the_next_one_is_sampled(make_engine: Make) -> None:
     engine, permits = make_engine(), threading.Semaphore(0)
     slowly(engine, permits)
@@ -99,12 +106,12 @@ async def test_a_short_answer_does_not_wait_for_a_long_one_of_its_batch(make_eng
     slowly(engine, permits)
     held = engine.stream(GenerationRequest(OTHER, sampling=Sampling(max_tokens=1, temperature=0.0)))
     first = asyncio.create_task(anext(held))
-    await asyncio.sleep(0.05)  # it is alone in its batch, which waits; the next two share one
+    await waiting(engine, 0)  # it is alone in its batch, which waits; the next two share one
     short, long = (
         asyncio.create_task(collect(engine, GenerationRequest(PROMPT, sampling=Sampling(max_tokens=tokens))))
         for tokens in (1, 4)
     )
-    await asyncio.sleep(0.05)
+    await waiting(engine, 2)
     permits.release(2)
     await first
     assert len(whole(await short).token_ids) == 1
@@ -121,10 +128,10 @@ async def test_who_leaves_early_frees_the_row_and_disturbs_nobody(make_engine: M
     expected = await engine.generate_async(stays)
     slowly(engine, permits)
     held = asyncio.create_task(engine.generate_async(GenerationRequest(OTHER, sampling=Sampling(max_tokens=1))))
-    await asyncio.sleep(0.05)
+    await waiting(engine, 0)
     staying, leaving = asyncio.create_task(collect(engine, stays)), engine.stream(leaves)
     first = asyncio.create_task(anext(leaving))
-    await asyncio.sleep(0.05)
+    await waiting(engine, 2)
     permits.release(2)
     await held
     await first
@@ -180,16 +187,20 @@ async def test_a_streamed_completion_comes_in_parts(
 ) -> None:
     settings = ServingSettings(state_dir=tmp_path / "shop")
     write_adapter("agent@1")
-    app = create_app(
-        settings, make_engine(), AdapterSlots(Role.AGENT), MemorySink(), DirectorySource(tmp_path / "adapters")
-    )
+    engine, permits = make_engine(), threading.Semaphore(0)
+    app = create_app(settings, engine, AdapterSlots(Role.AGENT), MemorySink(), DirectorySource(tmp_path / "adapters"))
     headers = {"Authorization": f"Bearer {KeyStore(settings.keys_path).create_key('acme')}"}
     asked = {"model": "sparring-agent", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop", headers=headers)
     async with app.router.lifespan_context(app), client:
         await app.state.service.reconcile()
         answer = await client.post("/v1/chat/completions", json=asked)
-        streamed = await client.post("/v1/chat/completions", json={**asked, "stream": True})
+        slowly(engine, permits)
+        streaming = asyncio.create_task(client.post("/v1/chat/completions", json={**asked, "stream": True}))
+        while not streaming.done():
+            permits.release()
+            await asyncio.sleep(0.005)  # the loop has its turn between two tokens
+        streamed = await streaming
     assert answer.status_code == 200, answer.text
     parts = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
     texts = [choice["delta"].get("content") or "" for part in parts for choice in part["choices"]]
