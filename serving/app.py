@@ -36,6 +36,7 @@ from serving.metrics import ServiceMetrics
 from serving.middleware import BodyLimit, HeaderLimit, Measure
 from serving.outbox import Outbox
 from serving.rate_limits import RateLimits
+from serving.redaction import Redactor
 from serving.relay import Relay
 from serving.request_ids import RequestIds
 from serving.room import Room
@@ -108,6 +109,7 @@ class SparringService:
                 approval=ApprovalRule(
                     above_price=settings.approval_above_price, below_margin=settings.approval_below_margin
                 ),
+                redactor=Redactor(settings.redaction),
             )
             storage = await stack.enter_async_context(
                 open_storage(settings, flow.graph(), self.metrics.observe_checkpoint)

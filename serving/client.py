@@ -131,9 +131,14 @@ class SparringClient:
         *,
         simulated: bool = False,
         labels: Mapping[str, str] | None = None,
+        training_consent: bool = False,
+        customer: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> ConversationOpened:
-        """Open a conversation. Only the public part and the agent's view are sent, whatever else ``context`` has."""
+        """Open a conversation. Only the public part and the agent's view are sent, whatever else ``context`` has.
+
+        ``training_consent`` and ``customer``: see :class:`serving.schemas.OpenConversation`.
+        """
         body = OpenConversation(
             scenario=context.scenario,
             context=OpenContext(
@@ -143,6 +148,8 @@ class SparringClient:
             ),
             source="simulated" if simulated else "live",
             labels=dict(labels or {}),
+            training_consent=training_consent,
+            customer=dict(customer or {}),
         )
         return await self._post("/v1/conversations", body, ConversationOpened, idempotency_key)
 

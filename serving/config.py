@@ -8,6 +8,8 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
+from serving.redaction import RedactionSettings
+
 
 class EngineSettings(BaseModel):
     """The in-process engine and its adapter slots."""
@@ -111,6 +113,9 @@ class ServingSettings(BaseModel):
     )
     max_outbox_events: int = Field(
         1_000_000, ge=1, description="Events that may wait for an absent event log before no message is taken (503)."
+    )
+    redaction: RedactionSettings = Field(
+        default_factory=RedactionSettings, description="Personal data in events that leave the service."
     )
     traces_endpoint: str | None = Field(
         None,

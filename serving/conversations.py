@@ -125,14 +125,18 @@ class Conversations:
     async def open(self, tenant: str, body: OpenConversation, key: str | None) -> Answer:
         """Open a conversation; the agent speaks at once if it is first. Pinned to the adapter of this moment."""
         fingerprint = _fingerprint("open", body.model_dump(mode="json"))
-        return await self._open(tenant, self._context(body), body.source, body.labels, key, fingerprint)
+        consent = body.training_consent or body.source == "simulated"
+        return await self._open(
+            tenant, self._context(body), body.source, body.labels, key, fingerprint, consent, body.customer
+        )
 
     async def open_drawn(
         self, tenant: str, context: Context, labels: dict[str, str], key: str | None, request: dict[str, Any]
     ) -> Answer:
         """Open a conversation on a context that this service drew itself, the customer's side included.
 
-        ``request`` is what was asked for: a retry with the same key gets the conversation of the first draw.
+        A person types there: training may not use it. ``request`` is what was asked for: a retry with the same key
+        gets the conversation of the first draw.
         """
         return await self._open(tenant, context, "simulated", labels, key, _fingerprint("draw", request))
 
@@ -144,6 +148,8 @@ class Conversations:
         labels: dict[str, str],
         key: str | None,
         fingerprint: str,
+        consent: bool = False,
+        customer: dict[str, str] | None = None,
     ) -> Answer:
         identity = _conversation_id(tenant, key)
         async with self._lease(identity, tenant, key):
@@ -169,6 +175,8 @@ class Conversations:
                     context=context,
                     source=source,
                     labels=labels,
+                    consent=consent,
+                    customer=customer or {},
                 )
                 record = await self._run(identity, Step(command=command, key=key, fingerprint=fingerprint))
             except BaseException:

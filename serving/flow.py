@@ -31,6 +31,7 @@ from negotiation.roles import Role
 from negotiation.scenario import CloseReason
 from negotiation.transcript import ChatFormat, Transcript
 from serving.record import ConversationRecord, StepAnswer, shown_to_customer
+from serving.redaction import Redactor
 from serving.replies import Speaker, after
 from serving.schemas import ConversationOpened, MessageAnswered, OutcomeRecorded, Reply
 from serving.steps import (
@@ -72,8 +73,10 @@ class Flow:
         temperature: float,
         timeout_seconds: float,
         approval: ApprovalRule | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
         self._engine = engine
+        self._redactor = redactor or Redactor()
         self._approval = approval or ApprovalRule()
         self._chat = ChatFormat(engine.tokenizer)
         self._timeout = timeout_seconds
@@ -242,6 +245,8 @@ class Flow:
             adapter=command.adapter,
             context=context,
             state=scenario.begin(context),
+            consent=command.consent,
+            customer=command.customer,
         )
         prompt = scenario.system_prompt(Role.AGENT, context)
         self._refuse_control_tokens(prompt)
@@ -254,14 +259,14 @@ class Flow:
         transcript = Transcript(self._chat, prompt)
         if context.first_speaker is Role.AGENT:
             transcript.open()
-        draft = Draft(step, record, transcript)
+        draft = Draft(step, record, transcript, self._redactor)
         draft.emit(Opened(context=context, adapter=command.adapter, source=command.source, labels=command.labels))
         return draft
 
     def _resume(self, step: Step, record: ConversationRecord) -> Draft:
         prompt = scenario_named(record.context.scenario).system_prompt(Role.AGENT, record.context)
         transcript = Transcript(self._chat, prompt, record.ids, record.sampled, record.logprobs)
-        return Draft(step, record.model_copy(update={"events": []}), transcript)
+        return Draft(step, record.model_copy(update={"events": []}), transcript, self._redactor)
 
     def _refuse_control_tokens(self, text: str) -> None:
         if self._chat.holds_control_tokens(text):

@@ -53,6 +53,7 @@ class ServiceMetrics:
         self.completions = Counter(
             "sparring_chat_completions", "Chat completions answered", ["adapter", "finish_reason"], **on
         )
+        self.redacted = Counter("sparring_redacted", "Messages that personal data was taken out of", ["kind"], **on)
         self.outbox_events = Gauge("sparring_outbox_events", "Events not yet in the event log", **on)
         self.outbox_seconds = Gauge("sparring_outbox_oldest_seconds", "Age of the oldest of them", **on)
         self.relayed = Counter("sparring_relayed_events", "Events published to the event log", **on)
@@ -122,6 +123,8 @@ class ServiceMetrics:
             self.outcomes.labels(adapter, str(payload.success).lower()).inc()
         elif isinstance(payload, Message):
             self.messages.labels(payload.role, adapter).inc()
+            for kind in payload.redacted:
+                self.redacted.labels(kind).inc()
             if payload.role is Role.AGENT:
                 self.tokens.labels("prompt", adapter).inc(payload.prompt_tokens)
                 self.tokens.labels("completion", adapter).inc(payload.completion_tokens)

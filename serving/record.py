@@ -33,7 +33,8 @@ class ConversationRecord(BaseModel):
 
     ``sequence`` is the number of the next event; ``events`` are those of the last step, ``last`` its answer
     (None after a step that nobody asked for, such as expiry), ``opening`` the answer to the request that
-    opened the conversation. ``held`` is the agent's reply that waits for a person's approval: no turn yet.
+    opened the conversation. ``consent``: training may use it. ``customer``: what the business told of its customer,
+    kept to take it out of events. ``held`` is the agent's reply that waits for a person's approval: no turn yet.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -52,6 +53,8 @@ class ConversationRecord(BaseModel):
     last: StepAnswer | None = None
     outcome_reported: bool = False
     held: SpokenReply | None = None
+    consent: bool = False
+    customer: dict[str, str] = Field(default_factory=dict)
 
     @property
     def status(self) -> Status:

@@ -49,10 +49,17 @@ class OpenContext(_Body):
 
 
 class OpenConversation(_Body):
+    """``training_consent``: the customer agreed that training may use the conversation; a simulated one needs none.
+
+    ``customer`` holds what the business knows of its customer (name, e-mail, ...): taken out of every event.
+    """
+
     scenario: str = Field(max_length=64)
     context: OpenContext
     source: Literal["live", "simulated"] = "live"
     labels: dict[Label, Label] = Field(default_factory=dict, max_length=16)
+    training_consent: bool = False
+    customer: dict[Label, Label] = Field(default_factory=dict, max_length=16)
 
 
 class SendMessage(_Body):

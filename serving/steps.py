@@ -17,6 +17,7 @@ from negotiation.roles import Role
 from negotiation.scenario import Context, Turn
 from negotiation.transcript import Transcript
 from serving.record import ConversationRecord
+from serving.redaction import Redactor
 from serving.replies import SpokenReply, after
 
 
@@ -49,6 +50,8 @@ class Open(BaseModel):
     context: Context
     source: Literal["live", "simulated"] = "live"
     labels: dict[str, str] = {}
+    consent: bool = False
+    customer: dict[str, str] = {}
 
 
 class Say(BaseModel):
@@ -101,17 +104,23 @@ class Draft:
     step: Step
     record: ConversationRecord
     transcript: Transcript
+    redactor: Redactor
     reply: SpokenReply | None = None
     parsed: ParsedMessage | None = None
     events: list[ConversationEvent] = field(default_factory=list)
 
     def emit(self, payload: Payload) -> None:
-        """Give the event the next number of its conversation."""
+        """Give the event the next number of its conversation, without personal data."""
         record = self.record
-        sequence = record.sequence + len(self.events)
-        self.events.append(
-            ConversationEvent(tenant=record.tenant, conversation_id=record.id, sequence=sequence, payload=payload)
+        event = ConversationEvent(
+            tenant=record.tenant,
+            conversation_id=record.id,
+            sequence=record.sequence + len(self.events),
+            adapter=record.adapter,
+            consent=record.consent,
+            payload=payload,
         )
+        self.events.append(self.redactor.event(event, record.customer))
 
     def hear(self, text: str) -> None:
         """Let the scenario judge the customer's message."""
@@ -142,6 +151,8 @@ class Draft:
                 prompt_tokens=reply.prompt_tokens,
                 completion_tokens=reply.completion_tokens,
                 guarded=reply.guarded,
+                token_ids=() if reply.replaced else reply.token_ids,
+                logprobs=() if reply.replaced else reply.logprobs,
             )
         )
         self._emit_offer(turn, approval, note)
