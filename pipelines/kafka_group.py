@@ -21,6 +21,7 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.errors import (
     CommitFailedError,
     IllegalGenerationError,
+    KafkaError,
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
@@ -114,7 +115,7 @@ class GroupReader:
             self._fill(consumer, limit, records, unreadable)
             if unreadable:
                 self._bury(unreadable)
-                self._pass_over(consumer)
+            self._pass_over(consumer)
             return records
 
     def commit(self, handled: Mapping[int, int]) -> None:
@@ -159,8 +160,12 @@ class GroupReader:
         """Leave the group, so that others get its partitions at once."""
         with self._lock:
             consumer, self._consumer = self._consumer, None
-            if consumer is not None:
+            if consumer is None:
+                return
+            try:
                 consumer.close(autocommit=False, timeout_ms=self._timeout)
+            except KafkaError as error:
+                log.warning("group %r could not be left (%s): it will time out", self._group, type(error).__name__)
 
     def _connected(self) -> KafkaConsumer:
         if self._consumer is None:
@@ -189,7 +194,8 @@ class GroupReader:
                     )
             elif generation != self._rebalances.generation:
                 generation = self._rebalances.generation
-                ends = consumer.end_offsets(list(consumer.assignment()), timeout_ms=self._timeout)
+                assigned = list(consumer.assignment())
+                ends = consumer.end_offsets(assigned, timeout_ms=self._timeout) if assigned else {}
                 quiet_until = time.monotonic() + self._settings.delivery_timeout_seconds
                 continue
             elif not self._behind(consumer, ends):
@@ -200,6 +206,9 @@ class GroupReader:
                 return
             if self._take(consumer, _POLL_MILLISECONDS, limit - len(records), records, unreadable):
                 quiet_until = time.monotonic() + self._settings.delivery_timeout_seconds
+            if len(unreadable) >= limit:
+                self._bury(unreadable)
+                unreadable.clear()
 
     def _behind(self, consumer: KafkaConsumer, ends: Mapping[TopicPartition, int]) -> bool:
         for partition, end in ends.items():

@@ -51,7 +51,7 @@ class KafkaEventLog:
                     f"{len(body):,} bytes, over the {MAX_RECORD_BYTES:,} that Kafka is sent; nothing of this batch "
                     "was written",
                 )
-            records.append(Outgoing(event.conversation_id.encode(), body, timestamp=event.occurred_at))
+            records.append(Outgoing(event.conversation_id.encode(), body))
         self._publisher.send(CONVERSATIONS_TOPIC, records)
 
     def poll(self, group: str, limit: int) -> list[Record]:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -27,7 +26,6 @@ class Outgoing:
     key: bytes
     value: bytes | None
     headers: Sequence[tuple[str, bytes]] = ()
-    timestamp: datetime | None = None
 
 
 class Publisher:
@@ -41,7 +39,7 @@ class Publisher:
         self._closed = False
 
     def send(self, topic: str, records: Sequence[Outgoing]) -> None:
-        """All acknowledged on return, in order within a partition. Raises EventLogUnavailable; some may be written."""
+        """All acknowledged on return, in order within a partition. Raises EventLogUnavailable; some may be there then."""
         if not records:
             return
         producer = self._connected(topic)
@@ -54,7 +52,6 @@ class Publisher:
                         key=record.key,
                         value=record.value,
                         headers=list(record.headers),
-                        timestamp_ms=None if record.timestamp is None else round(1000 * record.timestamp.timestamp()),
                     )
                     for record in records
                 ]

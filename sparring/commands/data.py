@@ -35,7 +35,9 @@ def replay_corpus(
     if as_json:
         print_json(report)
         return
-    say(f"{report.conversations:,} conversations, {report.events:,} events are in {settings.state_dir / 'events.db'}")
+    say(
+        f"{report.conversations:,} conversations, {report.events:,} events are in {settings.pipelines.event_log_place}"
+    )
     say("Next: sparring dataset summary")
 
 
