@@ -184,7 +184,8 @@ class GroupReader:
     def _fill(self, consumer: KafkaConsumer, limit: int, records: list[Record], unreadable: list[Unreadable]) -> None:
         """Go on until there are enough, or everything is read that was there when it began."""
         admitted_by = time.monotonic() + JOIN_SECONDS
-        generation, ends, quiet_until = -1, {}, 0.0
+        generation, quiet_until = -1, 0.0
+        ends: dict[TopicPartition, int] = {}
         while len(records) < limit:
             if not self._rebalances.admitted:
                 if time.monotonic() > admitted_by:

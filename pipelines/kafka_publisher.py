@@ -39,7 +39,10 @@ class Publisher:
         self._closed = False
 
     def send(self, topic: str, records: Sequence[Outgoing]) -> None:
-        """All acknowledged on return, in order within a partition. Raises EventLogUnavailable; some may be there then."""
+        """All acknowledged on return, in order within a partition.
+
+        Raises EventLogUnavailable; some of the records may be there then.
+        """
         if not records:
             return
         producer = self._connected(topic)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from negotiation.event_log import EventLog
-    from pipelines.dataset import DatasetWriter
     from pipelines.config import KafkaSettings
+    from pipelines.dataset import DatasetWriter
     from pipelines.registry import MlflowRegistry
     from pipelines.round_state import Progress, RoundResult
     from serving.app import ServingEngine

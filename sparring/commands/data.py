@@ -35,9 +35,8 @@ def replay_corpus(
     if as_json:
         print_json(report)
         return
-    say(
-        f"{report.conversations:,} conversations, {report.events:,} events are in {settings.pipelines.event_log_place}"
-    )
+    place = settings.pipelines.event_log_place
+    say(f"{report.conversations:,} conversations, {report.events:,} events are in {place}")
     say("Next: sparring dataset summary")
 
 
