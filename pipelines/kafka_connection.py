@@ -39,7 +39,6 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
         # Half, so that a request that got lost is sent again within the timeout.
         "request_timeout_ms": max(600, min(30_000, timeout // 2)),
         "reconnect_backoff_max_ms": 1000,
-        "metrics_enabled": False,
     }
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
         path = getattr(settings, name)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from kafka.admin import KafkaAdminClient
 
 from pipelines.config import KafkaSettings
 
@@ -114,10 +115,28 @@ class KafkaBroker:
                 time.sleep(0.05)
 
     def kill(self) -> None:
+        """``kill -9``, once it has saved what it acknowledged."""
+        if self.process is not None:
+            self._settle()
+        self.end()
+
+    def end(self) -> None:
+        """For good, whatever it still had to save."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+
+    def _settle(self) -> None:
+        # It saves its state once a second. A Kafka broker would have it on other replicas by then.
+        mark = f"settled-{uuid.uuid4().hex}"
+        client = KafkaAdminClient(bootstrap_servers=self.address)
+        client.create_topics({mark: {"num_partitions": 1, "replication_factor": 1}})
+        client.close()
+        saved, deadline = self.folder / "kafka.json", time.monotonic() + 30
+        while not saved.is_file() or mark not in saved.read_text(errors="replace"):
+            assert time.monotonic() < deadline, f"the broker saved nothing in {saved} within 30 s"
+            time.sleep(0.05)
 
 
 @pytest.fixture
@@ -130,5 +149,7 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBrok
         port = free.getsockname()[1]
     broker = KafkaBroker(program, tmp_path_factory.mktemp("broker"), port)
     broker.start()
-    yield broker
-    broker.kill()
+    try:
+        yield broker
+    finally:
+        broker.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Place:
 
 
 @pytest.fixture(params=["sqlite", "kafka"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "sqlite":
         path = tmp_path / "events.db"
 
@@ -64,12 +64,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
         place = Place(lambda: KafkaEventLog(broker.settings()), send)
 
-    def close() -> None:
-        for log in place.opened:
-            log.close()
-
-    request.addfinalizer(close)
-    return place
+    yield place
+    for log in place.opened:
+        log.close()
 
 
 def read_all(log: EventLog, group: str, limit: int = 7) -> list[Record]:

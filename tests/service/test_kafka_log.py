@@ -1,4 +1,4 @@
-"""The log on Kafka where it differs from the embedded one: brokers that die, groups that share, topics, a whole run."""
+"""The log on Kafka where it differs from the embedded one: brokers that die, shared groups, topics, a whole run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 
 from negotiation.event_log import EventLogUnavailable, Record, positions
-from negotiation.events import DEAD_LETTER_TOPIC, ConversationEvent, Message
+from negotiation.events import CONVERSATIONS_TOPIC, DEAD_LETTER_TOPIC, ConversationEvent, Message
 from negotiation.roles import Role
 from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import TopicMissing
@@ -290,6 +291,7 @@ def configure(folder: Path, address: str) -> None:
 def test_a_corpus_goes_through_kafka_into_the_dataset(kafka_broker: Any, tmp_path: Path) -> None:
     configure(tmp_path, kafka_broker.address)
     (tmp_path / "dialogues.txt").write_text(CORPUS * DIALOGUES)
+    (tmp_path / "larger.toml").write_text((tmp_path / "sparring.toml").read_text().replace("= 3\nr", "= 4\nr"))
     missing = sparring(tmp_path, "replay", "dialogues.txt")
     assert missing.returncode == 2, missing.stderr
     assert "has no topic sparring.conversations.v1: create what is missing with" in missing.stderr
@@ -297,8 +299,11 @@ def test_a_corpus_goes_through_kafka_into_the_dataset(kafka_broker: Any, tmp_pat
     applied = sparring(tmp_path, "topics", "apply", "--json")
     assert applied.returncode == 0, applied.stderr
     assert len(json.loads(applied.stdout)["created"]) == 3
-    differing = sparring(tmp_path, "topics", "apply", "--config", str(tmp_path / "sparring.toml"))
-    assert differing.returncode == 0, differing.stderr
+    assert sparring(tmp_path, "topics", "apply").returncode == 0
+    differing = sparring(tmp_path, "topics", "apply", "--config", "larger.toml", "--dry-run")
+    assert differing.returncode == 1
+    assert "sparring.conversations.v1: partitions is 3, configured is 4" in differing.stdout
+    assert "no: 1 settings of existing topics are not as configured" in differing.stderr
 
     # Twice: the log keeps both, the dataset one.
     for _ in range(2):
@@ -308,14 +313,34 @@ def test_a_corpus_goes_through_kafka_into_the_dataset(kafka_broker: Any, tmp_pat
     assert conversations >= DIALOGUES
     worked = sparring(tmp_path, "worker", "--once")
     assert worked.returncode == 0, worked.stderr
-    assert list((tmp_path / "var" / "datasets" / "conversations").glob("part-*.parquet"))
+    directory = tmp_path / "var" / "datasets" / "conversations"
+    tables = [parquet.read_table(part, columns=["conversation_id"]) for part in directory.glob("part-*.parquet")]
+    identifiers = [identity for table in tables for identity in table["conversation_id"].to_pylist()]
+    assert len(identifiers) == len(set(identifiers)) == conversations
     assert not (tmp_path / "var" / "events.db").exists()
-    summary = sparring(tmp_path, "dataset", "summary", "--json")
+    summary = sparring(tmp_path, "dataset", "summary")
     assert summary.returncode == 0, summary.stderr
-    assert json.loads(summary.stdout)["conversations"] == conversations
 
+
+def test_dead_letters_of_kafka_are_looked_after_from_the_command_line(
+    kafka_broker: Any, settings: KafkaSettings, tmp_path: Path
+) -> None:
+    configure(tmp_path, kafka_broker.address)
+    producer = KafkaProducer(bootstrap_servers=kafka_broker.address)
+    producer.send(CONVERSATIONS_TOPIC, key=b"x", value=b"somebody's words").get(10)
+    producer.close()
+    worked = sparring(tmp_path, "worker", "--once")
+    assert worked.returncode == 0, worked.stderr
     listed = sparring(tmp_path, "dead-letter", "list", "--json")
-    assert (listed.returncode, json.loads(listed.stdout)) == (0, [])
+    (row,) = json.loads(listed.stdout)
+    assert (row["count"], row["reason"]) == (1, "record: json_invalid")
+    assert "somebody" not in listed.stdout + worked.stdout + worked.stderr
+    shown = sparring(tmp_path, "dead-letter", "show", row["first_id"])
+    assert shown.stdout.endswith("somebody's words\n")
+    retried = sparring(tmp_path, "dead-letter", "retry", "--reason", row["reason"])
+    assert retried.returncode == 1
+    assert "no: 1 still can not be taken and stay where they are" in retried.stderr
+    assert json.loads(sparring(tmp_path, "dead-letter", "list", "--json").stdout) == [row]
 
 
 def test_without_its_broker_the_worker_says_what_to_do(kafka_broker: Any, tmp_path: Path) -> None:
