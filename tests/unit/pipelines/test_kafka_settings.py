@@ -140,9 +140,7 @@ def test_mistakes_in_the_file_name_the_key(tmp_path: Path) -> None:
     assert "pipelines.kafka.partition: unknown key, did you mean partitions?" in str(caught.value)
 
 
-def test_the_environment_alone_can_choose_kafka(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_environment_alone_can_choose_kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARRING_PIPELINES__KAFKA__BOOTSTRAP_SERVERS", "kafka-1:9092,kafka-2:9092")
     kafka = load_settings().pipelines.kafka
     assert kafka is not None
