@@ -1,12 +1,13 @@
 """The seam to the event log: an append-only record of conversation events, read with committed offsets.
 
-The embedded implementation (SQLite file) is in ``pipelines.event_log``; Kafka stands behind the same calls.
+The embedded implementation (SQLite file) is in ``pipelines.event_log``, that on Kafka in ``pipelines.kafka_log``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from negotiation.events import ConversationEvent
@@ -43,6 +44,29 @@ class EventRefused(RuntimeError):
         self.event_id = event_id
 
 
+class EventLogUnavailable(RuntimeError):
+    """The log can not be reached, or not used as it stands. What was asked for may be asked for again.
+
+    The message names where the log is and the remedy.
+    """
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A record that was set aside. ``id`` is the same however often the record is set aside.
+
+    ``reason`` holds none of the record's words, ``body`` all of them. ``recorded_at`` is UTC.
+    """
+
+    id: str
+    reason: str
+    topic: str
+    partition: int
+    offset: int
+    recorded_at: datetime
+    body: bytes = field(repr=False)
+
+
 class EventSink(Protocol):
     """Where serving writes. ``append`` returns once the events are durable; an event id already present is
     kept once and is no error, so a retry is always safe. Raises EventRefused for one that it will never take, and
@@ -51,7 +75,27 @@ class EventSink(Protocol):
     def append(self, events: Sequence[ConversationEvent]) -> None: ...
 
 
-class EventLog(EventSink, Protocol):
+class DeadLetters(Protocol):
+    """Records set aside because nobody could make sense of them, until they are tried again."""
+
+    def dead_letters(self) -> dict[str, int]:
+        """How many there are, by reason."""
+        ...
+
+    def each_dead_letter(self) -> Iterator[DeadLetter]:
+        """All of them, each once, in the order of their offsets within a partition."""
+        ...
+
+    def retry(self, letter: DeadLetter) -> None:
+        """Append the event again, as this release reads it, and then forget the dead letter.
+
+        Its consumers meet it at a new offset. Raises UnreadableEvent if it still can not be read, EventRefused if the
+        log will not take it; the dead letter stays then.
+        """
+        ...
+
+
+class EventLog(EventSink, DeadLetters, Protocol):
     """A sink that can be read back by named consumer groups."""
 
     def poll(self, group: str, limit: int) -> list[Record]:

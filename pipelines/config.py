@@ -2,12 +2,91 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from negotiation.events import CONVERSATIONS_TOPIC
 from negotiation.roles import Role
+
+_SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+class KafkaSettings(BaseModel):
+    """A Kafka cluster that keeps the events in place of the embedded log."""
+
+    # An error about these settings must not print the password among its inputs.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    bootstrap_servers: str = Field(
+        min_length=1, description="Brokers to begin with: host:port, several separated by commas."
+    )
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="How to connect. PLAINTEXT and SASL_PLAINTEXT do not encrypt."
+    )
+    ssl_cafile: Path | None = Field(
+        None, description="Certificates (PEM) that the brokers' are checked against; by default the system's."
+    )
+    ssl_certfile: Path | None = Field(None, description="Our certificate (PEM), where brokers ask for one.")
+    ssl_keyfile: Path | None = Field(None, description="The key of that certificate (PEM, without a password).")
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
+        None, description="How to log in with user name and password."
+    )
+    sasl_username: str | None = Field(None, min_length=1, description="User name.")
+    sasl_password: SecretStr | None = Field(
+        None, description="Password; better in SPARRING_PIPELINES__KAFKA__SASL_PASSWORD than in a file."
+    )
+    delivery_timeout_seconds: float = Field(
+        15.0, ge=1, le=600, description="Longest wait for brokers to acknowledge events or to answer."
+    )
+    partitions: int = Field(6, ge=1, le=1000, description="Partitions of the conversations topic.")
+    replication_factor: int = Field(
+        3, ge=1, le=9, description="Brokers that hold each record; 1 survives no failure."
+    )
+    retention_days: float = Field(
+        30, gt=0, le=3650, description="How long brokers keep events and dead letters, consumed or not."
+    )
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _addresses(cls, servers: str) -> str:
+        for server in servers.split(","):
+            match = _SERVER.fullmatch(server.strip())
+            if match is None or not 1 <= int(match[2]) <= 65535:
+                raise ValueError(f"{server.strip()!r} is not host:port with a port from 1 to 65535")
+        return ",".join(server.strip() for server in servers.split(","))
+
+    @field_validator("ssl_cafile", "ssl_certfile", "ssl_keyfile")
+    @classmethod
+    def _is_a_file(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_file():
+            raise ValueError(f"there is no file {path}: mount it, or correct the path")
+        return path
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> KafkaSettings:
+        encrypted, logs_in = self.security_protocol.endswith("SSL"), self.security_protocol.startswith("SASL")
+        files = [name for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile") if getattr(self, name) is not None]
+        login = ("sasl_mechanism", "sasl_username", "sasl_password")
+        given = [name for name in login if getattr(self, name) is not None]
+        if files and not encrypted:
+            raise ValueError(
+                f"{', '.join(files)} is set, but security_protocol {self.security_protocol} does not encrypt: set it "
+                "to SSL or SASL_SSL"
+            )
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile go together: set both or neither")
+        if given and not logs_in:
+            raise ValueError(
+                f"{', '.join(given)} is set, but security_protocol {self.security_protocol} does not log in: set it "
+                "to SASL_SSL or SASL_PLAINTEXT"
+            )
+        if logs_in and len(given) < len(login):
+            missing = [name for name in login if name not in given]
+            raise ValueError(f"security_protocol {self.security_protocol} needs {', '.join(missing)} too")
+        return self
 
 
 class GateSettings(BaseModel):
@@ -61,6 +140,9 @@ class PipelineSettings(BaseModel):
         160, ge=2, le=9999, description="Seeded scenarios on which candidate and champion are compared, per opponent."
     )
     report_episodes: int = Field(20, ge=0, le=500, description="Rows of the largest changes shown in the report.")
+    kafka: KafkaSettings | None = Field(
+        None, description="Keep events in Kafka; unset: in a file of the state folder, for one machine."
+    )
     gate: GateSettings = Field(default_factory=GateSettings, description="For the agent.")
     counterpart_gate: GateSettings = Field(
         default_factory=lambda: GateSettings(metric="own_reward"), description="For the counterpart."
@@ -73,6 +155,13 @@ class PipelineSettings(BaseModel):
     @property
     def event_log_path(self) -> Path:
         return self.state_dir / "events.db"
+
+    @property
+    def event_log_place(self) -> str:
+        """Where the events are, in words for the user."""
+        if self.kafka is not None:
+            return f"{CONVERSATIONS_TOPIC} at {self.kafka.bootstrap_servers}"
+        return str(self.event_log_path)
 
     @property
     def datasets_dir(self) -> Path:

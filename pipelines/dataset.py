@@ -240,8 +240,12 @@ class DatasetWriter:
             ).fetchall()
             if not rows:
                 return 0
-            # A last offset belongs to one conversation, so no two parts share a name.
-            part = f"part-{min(row[1] for row in rows):012d}-{max(row[2] for row in rows):012d}.parquet"
+            span = f"part-{min(row[1] for row in rows):012d}-{max(row[2] for row in rows):012d}"
+            # Offsets are of a partition: conversations of two partitions may have the very same ones.
+            part, again = f"{span}.parquet", 0
+            while db.execute("SELECT 1 FROM conversations WHERE part = ?", (part,)).fetchone():
+                again += 1
+                part = f"{span}-{again}.parquet"
             db.executemany(
                 "UPDATE conversations SET part = ? WHERE conversation_id = ?", [(part, row[0]) for row in rows]
             )

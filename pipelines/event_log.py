@@ -21,8 +21,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from negotiation.event_log import EventRefused, Record
-from negotiation.events import ConversationEvent, UnreadableEvent, read_event
+from negotiation.event_log import DeadLetter, EventRefused, Record
+from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, UnreadableEvent, read_event
 
 BUSY_TIMEOUT_SECONDS = 30.0
 PARTITION = 0
@@ -84,11 +84,14 @@ class SqliteEventLog:
         rows = [(event.event_id, fingerprint(event), event.model_dump_json()) for event in events]
         with self._lock, transaction(self._connection) as connection:
             for row, event in zip(rows, events, strict=True):
-                inserted = connection.execute(
-                    "INSERT OR IGNORE INTO events (event_id, fingerprint, body) VALUES (?, ?, ?)", row
-                )
-                if inserted.rowcount == 0:
-                    self._check_repeat(connection, event, row[1])
+                self._insert(connection, event, row)
+
+    def _insert(self, connection: sqlite3.Connection, event: ConversationEvent, row: tuple[str, bytes, str]) -> None:
+        inserted = connection.execute(
+            "INSERT OR IGNORE INTO events (event_id, fingerprint, body) VALUES (?, ?, ?)", row
+        )
+        if inserted.rowcount == 0:
+            self._check_repeat(connection, event, row[1])
 
     def _check_repeat(self, connection: sqlite3.Connection, event: ConversationEvent, new: bytes) -> None:
         offset, known = connection.execute(
@@ -162,6 +165,32 @@ class SqliteEventLog:
                 "SELECT reason, count(*) FROM dead_letters GROUP BY reason ORDER BY reason"
             ).fetchall()
         return {str(reason): int(count) for reason, count in rows}
+
+    def each_dead_letter(self) -> Iterator[DeadLetter]:
+        """Those that there were at the call, in the order of their offsets."""
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT offset, reason, recorded_at, body FROM dead_letters ORDER BY offset"
+            ).fetchall()
+        for offset, reason, recorded_at, body in rows:
+            yield DeadLetter(
+                id=f"{PARTITION}-{offset}",
+                reason=reason,
+                topic=CONVERSATIONS_TOPIC,
+                partition=PARTITION,
+                offset=offset,
+                recorded_at=datetime.fromisoformat(recorded_at),
+                body=str(body).encode(),
+            )
+
+    def retry(self, letter: DeadLetter) -> None:
+        """Move the event to the end of the log, in one transaction. Raises UnreadableEvent, or EventConflict."""
+        event = read_event(letter.body)
+        with self._lock, transaction(self._connection) as connection:
+            # The event id may be the old row's own, so that one goes first.
+            connection.execute("DELETE FROM events WHERE offset = ?", (letter.offset,))
+            self._insert(connection, event, (event.event_id, fingerprint(event), event.model_dump_json()))
+            connection.execute("DELETE FROM dead_letters WHERE offset = ?", (letter.offset,))
 
     def close(self) -> None:
         with self._lock:

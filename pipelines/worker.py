@@ -24,7 +24,7 @@ from types import FrameType
 
 from pydantic import BaseModel, ConfigDict
 
-from negotiation.event_log import EventLog
+from negotiation.event_log import EventLog, EventLogUnavailable
 from pipelines.config import PipelineSettings
 from pipelines.conversations import count_trainable
 from pipelines.dataset import DatasetWriter
@@ -93,8 +93,12 @@ class Worker:
 
         Returns the number of rounds that finished. A round that fails is logged and tried again when the next
         conversations arrive, so that a broken round never stops the dataset; with ``once`` it is raised.
+
+        Raises EventLogUnavailable if the log can not be read at the start. One that goes away later is waited for,
+        unless ``once``.
         """
         rounds = 0
+        has_read = False
         failed_at: int | None = None
         writer = DatasetWriter(
             self.event_log,
@@ -103,7 +107,16 @@ class Worker:
         )
         try:
             while not self.stop.is_set():
-                self._consume(writer)
+                try:
+                    self._consume(writer)
+                except EventLogUnavailable as error:
+                    if once or not has_read:
+                        raise
+                    self._wait_for_log(error)
+                    continue
+                if self._status.phase == "waiting":
+                    self._show("idle", last_error=None)
+                has_read = True
                 if self._due() and failed_at != self._status.conversations:
                     try:
                         result = self.run(self._round_progress)
@@ -145,7 +158,17 @@ class Worker:
         return interrupted or new >= self.settings.min_conversations
 
     def _idle(self) -> None:
-        self._show("idle", step=0, of=0, lag=self.event_log.lag("dataset"))
+        try:
+            lag = self.event_log.lag("dataset")
+        except EventLogUnavailable as error:
+            self._wait_for_log(error)
+            return
+        self._show("idle", step=0, of=0, lag=lag)
+        self.stop.wait(self.settings.poll_seconds)
+
+    def _wait_for_log(self, error: EventLogUnavailable) -> None:
+        log.error("the event log is away, trying again: %s", error)
+        self._show("waiting", step=0, of=0, last_error=str(error))
         self.stop.wait(self.settings.poll_seconds)
 
     def _progress(self, at: Progress) -> None:

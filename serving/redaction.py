@@ -30,7 +30,7 @@ _EMAIL = re.compile(r"[\w.+%-]+\s?@\s?[\w-]+(?:\.[\w-]+)+")
 _SPELLED_EMAIL = re.compile(
     r"\b[\w.+-]+\s?(?:\(at\)|\[at\]|\bat\b)\s?[\w-]+(?:\s?(?:\(dot\)|\[dot\]|\bdot\b)\s?\w{2,})+", re.IGNORECASE
 )
-_INTERNATIONAL = re.compile(r"(?:\+|\b00)[1-9](?:[\s().-]{0,2}\d){7,14}\b")
+_INTERNATIONAL = re.compile(r"(?:\+|(?<![\d.,])00)[1-9](?:[\s().-]{0,2}\d){7,14}\b")
 _CARD = re.compile(r"(?<![\d.,])\d(?:[ .-]?\d){12,18}(?!\d)")
 _IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]){11,30}\b", re.IGNORECASE)
 _TAIL = r"(?:,?\s+\d{4,5}\s+[^\W\d_]+)?"
@@ -58,7 +58,7 @@ _ADDRESSES = tuple(
 _MOVE = re.compile(r"\[[^\[\]]*\]")
 _PLAIN_GROUPS = re.compile(r"[1-9]\d{3,5}(?:\s+[1-9]\d{3,5})+")
 _CENTS = re.compile(r"(?<!\d)\d+\.\d{2}(?!\d)")
-_CURRENCIES = ("$", "€", "£")
+_CURRENCY = re.compile(r"[$€£]\s?[\d.,]*$")
 _LEAST_NAME_LETTERS = 3
 
 
@@ -161,7 +161,7 @@ class Redactor:
         for number in phonenumbers.PhoneNumberMatcher(text, region, phonenumbers.Leniency.POSSIBLE):
             raw = number.raw_string
             # Two prices in a row look like a number in groups; a price alone is shorter than any number here.
-            amounts = text[: number.start].endswith(_CURRENCIES) or _PLAIN_GROUPS.fullmatch(raw) or _CENTS.search(raw)
+            amounts = _CURRENCY.search(text[: number.start]) or _PLAIN_GROUPS.fullmatch(raw) or _CENTS.search(raw)
             if sum(letter.isdigit() for letter in raw) >= 9 and not amounts:
                 yield _Found(number.start, number.end, "phone")
 

@@ -15,6 +15,7 @@ from sparring import __version__
 from sparring.commands import (
     cotrain,
     data,
+    dead_letters,
     demo,
     evaluate,
     keys,
@@ -23,6 +24,7 @@ from sparring.commands import (
     options,
     registry,
     service,
+    topics,
     warm_start,
 )
 from sparring.errors import MisuseError, RefusedError
@@ -41,11 +43,12 @@ class _Front(TyperGroup):
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         from negotiation.corpus import CorpusError
+        from negotiation.event_log import EventLogUnavailable
         from negotiation.scenario import ScenarioError
 
         try:
             return super().invoke(ctx)
-        except (MisuseError, CorpusError, ScenarioError) as error:
+        except (MisuseError, CorpusError, ScenarioError, EventLogUnavailable) as error:
             options.say(f"error: {error}")
             raise typer.Exit(options.MISUSED) from error
         except RefusedError as error:
@@ -92,8 +95,10 @@ app.command(epilog="Example: sparring rollback --role agent --to 2")(registry.ro
 app.command(epilog="Example: sparring adapters --json")(registry.adapters)
 app.command("replay", epilog="Example: sparring replay dialogues.txt")(data.replay_corpus)
 app.add_typer(data.dataset_app, name="dataset")
+app.add_typer(dead_letters.app, name="dead-letter")
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
+app.add_typer(topics.app, name="topics")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from negotiation.event_log import EventLog
+    from pipelines.config import KafkaSettings
     from pipelines.dataset import DatasetWriter
-    from pipelines.event_log import SqliteEventLog
     from pipelines.registry import MlflowRegistry
     from pipelines.round_state import Progress, RoundResult
     from serving.app import ServingEngine
@@ -33,11 +33,25 @@ TRAINING_BATCH = 128
 """Dialogues generated together in training and evaluation, where nobody waits for a single reply."""
 
 
-def open_event_log(settings: Settings) -> SqliteEventLog:
-    """The embedded event log. The caller closes it."""
+def open_event_log(settings: Settings) -> EventLog:
+    """The event log that the settings choose. The caller closes it. Kafka is connected to on first use."""
+    if settings.pipelines.kafka is not None:
+        from pipelines.kafka_log import KafkaEventLog
+
+        return KafkaEventLog(settings.pipelines.kafka)
     from pipelines.event_log import SqliteEventLog
 
     return SqliteEventLog(settings.pipelines.event_log_path)
+
+
+def kafka_settings(settings: Settings) -> KafkaSettings:
+    """Where Kafka is. Raises MisuseError if the events are not kept there."""
+    if settings.pipelines.kafka is None:
+        raise MisuseError(
+            f"events are kept in {settings.pipelines.event_log_path}, which has no topics: to keep them in Kafka set "
+            "bootstrap_servers of [pipelines.kafka]"
+        )
+    return settings.pipelines.kafka
 
 
 def open_dataset_writer(settings: Settings, event_log: EventLog) -> DatasetWriter:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from sparring.settings import PREFIX, Settings, sections_with_state
+from sparring.settings import PREFIX, Settings, section_model, sections_with_state
 
 _HEAD = f"""\
 # Every setting with its default. Copy this to ./sparring.toml (or name a file with --config or {PREFIX}CONFIG) and
@@ -30,21 +31,38 @@ def example() -> str:
 
 def _table(model: BaseModel, path: tuple[str, ...]) -> Iterator[str]:
     nested: list[tuple[str, BaseModel]] = []
+    left_out: list[tuple[str, str, type[BaseModel]]] = []
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
             nested.append((name, value))
             continue
+        if value is None and (section := section_model(field.annotation)) is not None:
+            left_out.append((name, field.description or "", section))
+            continue
         if path and name == "state_dir" and path[0] in sections_with_state():
             continue
-        description = field.description or ""
-        if bounds := _bounds(field.metadata):
-            description += f" ({bounds})"
-        yield "\n" + textwrap.fill(description, 116, initial_indent="# ", subsequent_indent="# ") + "\n"
+        yield _describe(field)
         yield f"# {name} =\n" if value is None else f"{name} = {_literal(value)}\n"
+    for name, description, section in left_out:
+        yield f"\n{_comment(description)}# [{'.'.join((*path, name))}]\n"
+        for key, inner in section.model_fields.items():
+            value = None if inner.is_required() else inner.get_default(call_default_factory=True)
+            yield _describe(inner) + (f"# {key} =\n" if value is None else f"# {key} = {_literal(value)}\n")
     for name, value in nested:
         yield f"\n[{'.'.join((*path, name))}]\n"
         yield from _table(value, (*path, name))
+
+
+def _describe(field: FieldInfo) -> str:
+    description = field.description or ""
+    if bounds := _bounds(field.metadata):
+        description += f" ({bounds})"
+    return "\n" + _comment(description)
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text, 116, initial_indent="# ", subsequent_indent="# ") + "\n"
 
 
 def _bounds(metadata: list[Any]) -> str:

@@ -12,9 +12,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pipelines.config import PipelineSettings
@@ -166,18 +166,44 @@ def _explain(problem: dict[str, Any]) -> str:
         close = _closest(str(problem["loc"][-1]), siblings)
         return f"{key}: unknown key, " + (f"did you mean {close}?" if close else f"known: {', '.join(siblings)}")
     if problem["type"] == "value_error":
-        return str(problem["msg"]).removeprefix("Value error, ") if key == "settings" else f"{key}: {problem['msg']}"
+        told = str(problem["msg"]).removeprefix("Value error, ")
+        return told if key == "settings" else f"{key}: {told}"
+    if problem["type"] == "missing":
+        return f"{key}: is not set, and has no default"
+    # A table may hold a secret, and so may a key that is one.
+    if isinstance(problem["input"], Mapping) or _is_secret(problem["loc"]):
+        return f"{key}: will not do: {problem['msg']}"
     return f"{key}: {problem['input']!r} will not do: {problem['msg']}"
 
 
-def _fields_at(path: tuple[Any, ...]) -> list[str]:
+def _model_at(path: tuple[Any, ...]) -> type[BaseModel] | None:
     model: type[BaseModel] = Settings
     for part in path:
         field = model.model_fields.get(str(part))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
+        inner = None if field is None else section_model(field.annotation)
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def section_model(annotation: Any) -> type[BaseModel] | None:
+    """The model of a section, also of one that may be left out; None for a plain value."""
+    for part in (annotation, *get_args(annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part
+    return None
+
+
+def _fields_at(path: tuple[Any, ...]) -> list[str]:
+    model = _model_at(path)
+    return [] if model is None else list(model.model_fields)
+
+
+def _is_secret(path: tuple[Any, ...]) -> bool:
+    model = _model_at(path[:-1])
+    field = None if model is None else model.model_fields.get(str(path[-1]))
+    return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
 
 
 def _closest(word: str, known: Any) -> str | None:

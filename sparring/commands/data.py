@@ -35,7 +35,8 @@ def replay_corpus(
     if as_json:
         print_json(report)
         return
-    say(f"{report.conversations:,} conversations, {report.events:,} events are in {settings.state_dir / 'events.db'}")
+    place = settings.pipelines.event_log_place
+    say(f"{report.conversations:,} conversations, {report.events:,} events are in {place}")
     say("Next: sparring dataset summary")
 
 

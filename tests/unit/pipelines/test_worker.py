@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from negotiation.catalogue import scenario_named
+from negotiation.event_log import EventLogUnavailable, Record
 from negotiation.events import Closed, ConversationEvent, Opened, OutcomeReported
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason
@@ -153,3 +154,44 @@ def test_sigterm_during_a_round_ends_the_work_cleanly(settings: PipelineSettings
 
 def test_no_status_before_the_first_start(tmp_path: Path) -> None:
     assert read_status(tmp_path / "worker-status.json") is None
+
+
+class AwayLog(SqliteEventLog):
+    """Away at those polls, counted from 0, that ``away`` names."""
+
+    away: frozenset[int] = frozenset()
+    polls = 0
+    at_poll: Callable[[int], None] = staticmethod(lambda number: None)
+
+    def poll(self, group: str, limit: int) -> list[Record]:
+        number, self.polls = self.polls, self.polls + 1
+        self.at_poll(number)
+        if number in self.away:
+            raise EventLogUnavailable("Kafka at nowhere:9092 could not be reached: start the brokers")
+        return super().poll(group, limit)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_log_that_is_away_at_the_start_ends_the_worker(settings: PipelineSettings, once: bool) -> None:
+    log = AwayLog(settings.event_log_path)
+    log.away = frozenset({0})
+    with pytest.raises(EventLogUnavailable, match="start the brokers"):
+        Worker(settings, log, Rounds(settings), threading.Event()).work(once=once)
+
+
+def test_a_log_that_goes_away_later_is_waited_for(settings: PipelineSettings) -> None:
+    log, stop = AwayLog(settings.event_log_path), threading.Event()
+    log.away = frozenset({1, 2})
+    shown: list[tuple[str, str | None]] = []
+
+    def look(number: int) -> None:
+        status = read_status(settings.worker_status_path)
+        if status is not None:
+            shown.append((status.phase, status.last_error))
+        if number == 5:
+            stop.set()
+
+    log.at_poll = look
+    assert Worker(settings, log, Rounds(settings), stop).work() == 0
+    assert ("waiting", "Kafka at nowhere:9092 could not be reached: start the brokers") in shown
+    assert shown[-1] == ("idle", None)

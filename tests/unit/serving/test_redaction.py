@@ -147,11 +147,10 @@ async def test_canary_secrets_reach_no_event_log_line_or_metric(make_shop, caplo
     async with make_shop() as shop:
         shop.engine.say = lambda request: f"Noted, {secrets[3]}: {secrets[0]}"
         customer = {"name": "Zephyrine Quux", "note": "prefers mornings"}
-        opened = await shop.open(
-            first=Role.COUNTERPART, customer=customer, labels={"who": secrets[0]}, training_consent=True
-        )
-        answer = await shop.say(opened["id"], f"I am {words}")
-        assert secrets[3] in answer.json()["reply"]["text"], "the customer is shown what was said"
+        opened = await shop.open(customer=customer, labels={"who": secrets[0]}, training_consent=True)
+        assert secrets[3] in opened["message"]["text"], "the customer is shown what was said"
+        shop.engine.say = lambda request: "Good day."
+        assert (await shop.say(opened["id"], f"I am {words}")).status_code == 200
         await shop.say(opened["id"], "[quit]")
         report = {"agreed": False, "note": words, "success": False}
         reported = await shop.client.post(f"/v1/conversations/{opened['id']}/outcome", json=report)

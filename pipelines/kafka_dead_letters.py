@@ -1,0 +1,126 @@
+"""Dead letters in a Kafka topic of their own.
+
+A dead letter is the record's own bytes, its key the place that it came from, and headers that say why and when. A
+record set aside twice (redelivered before its commit) has the same key and counts once. One that was tried again is
+followed by a tombstone under its key: the topic is only ever appended to.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from kafka import TopicPartition
+
+from negotiation.event_log import DeadLetter, EventLogUnavailable
+from negotiation.events import DEAD_LETTER_TOPIC
+from pipelines.config import KafkaSettings
+from pipelines.kafka_connection import check_topics, open_consumer, telling
+from pipelines.kafka_publisher import Outgoing, Publisher
+
+log = logging.getLogger(__name__)
+
+REASON, SOURCE_TOPIC, SOURCE_PARTITION, SOURCE_OFFSET = "reason", "source_topic", "source_partition", "source_offset"
+RECORDED_AT, RETRIED_AT = "recorded_at", "retried_at"
+
+
+class KafkaDeadLetters:
+    """Writes through the log's publisher; reads the whole topic at each call."""
+
+    def __init__(self, settings: KafkaSettings, publisher: Publisher) -> None:
+        self._settings = settings
+        self._publisher = publisher
+
+    def put(self, letters: Sequence[DeadLetter]) -> None:
+        """Durable on return. Raises EventLogUnavailable."""
+        self._publisher.send(DEAD_LETTER_TOPIC, [outgoing(letter) for letter in letters])
+
+    def forget(self, letter: DeadLetter) -> None:
+        """It was tried again: it is not listed any more."""
+        headers = [(RETRIED_AT, datetime.now(UTC).isoformat().encode())]
+        self._publisher.send(DEAD_LETTER_TOPIC, [Outgoing(_key(letter), None, headers)])
+
+    def each(self) -> Iterator[DeadLetter]:
+        """Those that there were at the call, each once, by where they came from. Raises EventLogUnavailable."""
+        letters: dict[bytes, DeadLetter] = {}
+        forgotten: set[bytes] = set()
+        for record in self._records():
+            if record.value is None:
+                forgotten.add(record.key)
+                continue
+            letter = read_letter(record)
+            if letter is None:
+                log.warning("%s: the record at offset %d is no dead letter", DEAD_LETTER_TOPIC, record.offset)
+                continue
+            letters.setdefault(_key(letter), letter)
+        kept = [letter for key, letter in letters.items() if key not in forgotten]
+        yield from sorted(kept, key=lambda letter: (letter.topic, letter.partition, letter.offset))
+
+    def _records(self) -> Iterator[Any]:
+        settings = self._settings
+        timeout = round(1000 * settings.delivery_timeout_seconds)
+        check_topics(settings, [DEAD_LETTER_TOPIC])
+        consumer = open_consumer(settings, None)
+        try:
+            with telling(settings, f"be read for {DEAD_LETTER_TOPIC}"):
+                numbers = consumer.partitions_for_topic(DEAD_LETTER_TOPIC) or set()
+                partitions = [TopicPartition(DEAD_LETTER_TOPIC, number) for number in sorted(numbers)]
+                consumer.assign(partitions)
+                ends = consumer.end_offsets(partitions, timeout_ms=timeout)
+                consumer.seek_to_beginning(*partitions)
+                deadline = time.monotonic() + settings.delivery_timeout_seconds
+                while any(consumer.position(partition, timeout_ms=timeout) < ends[partition] for partition in ends):
+                    found = consumer.poll(timeout_ms=200)
+                    for fetched in found.values():
+                        yield from fetched
+                    if found:
+                        deadline = time.monotonic() + settings.delivery_timeout_seconds
+                    elif time.monotonic() > deadline:
+                        raise EventLogUnavailable(
+                            f"Kafka at {settings.bootstrap_servers} sent nothing more of {DEAD_LETTER_TOPIC} within "
+                            f"{settings.delivery_timeout_seconds:g} s: look after the brokers, then repeat"
+                        )
+        finally:
+            consumer.close(autocommit=False, timeout_ms=timeout)
+
+
+def letter_id(partition: int, offset: int) -> str:
+    """What the command line calls a dead letter."""
+    return f"{partition}-{offset}"
+
+
+def outgoing(letter: DeadLetter) -> Outgoing:
+    """A dead letter as a record of its topic."""
+    headers = {
+        REASON: letter.reason,
+        SOURCE_TOPIC: letter.topic,
+        SOURCE_PARTITION: str(letter.partition),
+        SOURCE_OFFSET: str(letter.offset),
+        RECORDED_AT: letter.recorded_at.isoformat(),
+    }
+    return Outgoing(_key(letter), letter.body, [(name, value.encode()) for name, value in headers.items()])
+
+
+def read_letter(record: Any) -> DeadLetter | None:
+    """The dead letter in a record of the topic; None where somebody else wrote it."""
+    headers = {name: value.decode("utf-8", "replace") for name, value in record.headers if value is not None}
+    try:
+        partition, offset = int(headers[SOURCE_PARTITION]), int(headers[SOURCE_OFFSET])
+        return DeadLetter(
+            id=letter_id(partition, offset),
+            reason=headers[REASON],
+            topic=headers[SOURCE_TOPIC],
+            partition=partition,
+            offset=offset,
+            recorded_at=datetime.fromisoformat(headers[RECORDED_AT]),
+            body=record.value,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _key(letter: DeadLetter) -> bytes:
+    return f"{letter.topic}/{letter.partition}/{letter.offset}".encode()

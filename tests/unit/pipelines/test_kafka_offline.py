@@ -1,0 +1,130 @@
+"""What the log on Kafka does before any broker is asked: refusals, errors, dead letters as records, topics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.errors import KafkaTimeoutError
+
+from negotiation.event_log import DeadLetter, EventLogUnavailable, EventRefused
+from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, Message
+from negotiation.roles import Role
+from pipelines.config import KafkaSettings
+from pipelines.kafka_connection import MAX_RECORD_BYTES, telling
+from pipelines.kafka_dead_letters import letter_id, outgoing, read_letter
+from pipelines.kafka_log import KafkaEventLog
+from pipelines.kafka_topics import Topic, differences, wanted_topics
+
+# Nobody listens on the discard port; whoever connects is refused.
+SETTINGS = KafkaSettings(bootstrap_servers="127.0.0.1:9", delivery_timeout_seconds=1)
+
+
+@dataclass
+class Raw:
+    """A record as kafka-python reads it."""
+
+    value: bytes
+    headers: list[tuple[str, bytes | None]]
+
+
+def event(text: str) -> ConversationEvent:
+    payload = Message(role=Role.COUNTERPART, text=text, shown="")
+    return ConversationEvent(tenant="t", conversation_id="c", sequence=4, payload=payload)
+
+
+def test_opening_and_closing_need_no_broker() -> None:
+    log = KafkaEventLog(SETTINGS)
+    log.append([])
+    log.commit("g", {})
+    log.close()
+    with pytest.raises(EventLogUnavailable, match=r"127\.0\.0\.1:9 was closed"):
+        log.append([event("hello")])
+
+
+def test_an_event_that_kafka_never_takes_is_refused_before_any_is_sent() -> None:
+    words = "secret " * (MAX_RECORD_BYTES // 7)
+    huge = event(words)
+    with pytest.raises(
+        EventRefused, match=r"event 4 \(message\) of conversation c has .* over the 1,000,000"
+    ) as caught:
+        KafkaEventLog(SETTINGS).append([event("hello"), huge])
+    assert caught.value.event_id == huge.event_id
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_under_one_is_refused(limit: int) -> None:
+    with pytest.raises(ValueError, match=f"limit is {limit}"):
+        KafkaEventLog(SETTINGS).poll("g", limit)
+
+
+def test_errors_of_kafka_name_brokers_limit_and_remedy() -> None:
+    with pytest.raises(EventLogUnavailable) as caught, telling(SETTINGS, "be reached"):
+        raise KafkaTimeoutError("Unable to bootstrap")
+    text = str(caught.value)
+    assert text.startswith("Kafka at 127.0.0.1:9 could not be reached within 1 s (KafkaTimeoutError: ")
+    assert "start the brokers" in text
+    with pytest.raises(EventLogUnavailable, match="check the ssl_ files"), telling(SETTINGS, "be reached"):
+        raise PermissionError("key.pem")
+    with pytest.raises(ZeroDivisionError), telling(SETTINGS, "be reached"):
+        raise ZeroDivisionError
+
+
+@given(
+    reason=st.text(),
+    partition=st.integers(0, 1000),
+    offset=st.integers(0, 2**62),
+    body=st.binary(),
+    at=st.datetimes(timezones=st.just(UTC)),
+)
+def test_a_dead_letter_is_read_as_it_was_written(
+    reason: str, partition: int, offset: int, body: bytes, at: datetime
+) -> None:
+    letter = DeadLetter(letter_id(partition, offset), reason, CONVERSATIONS_TOPIC, partition, offset, at, body)
+    sent = outgoing(letter)
+    assert sent.key == f"{CONVERSATIONS_TOPIC}/{partition}/{offset}".encode()
+    assert sent.value is not None
+    assert read_letter(Raw(sent.value, list(sent.headers))) == letter
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("reason", b"x")],
+        [(name, b"x") for name in ("reason", "source_topic", "source_partition", "source_offset", "recorded_at")],
+        [("reason", None)],
+    ],
+)
+def test_what_somebody_else_wrote_is_no_dead_letter(headers: list[tuple[str, bytes | None]]) -> None:
+    assert read_letter(Raw(b"body", headers)) is None
+
+
+def test_topics_are_partitioned_kept_and_compacted_as_configured() -> None:
+    settings = KafkaSettings(bootstrap_servers="a:1", partitions=12, replication_factor=3, retention_days=0.5)
+    conversations, dead, adapters = wanted_topics(settings)
+    expected = {"cleanup.policy": "delete", "retention.ms": "43200000", "min.insync.replicas": "2"}
+    assert (conversations.partitions, conversations.replication_factor, dict(conversations.config)) == (
+        12,
+        3,
+        expected,
+    )
+    assert (dead.partitions, dict(dead.config)) == (1, expected)
+    assert dict(adapters.config) == {"cleanup.policy": "compact", "min.insync.replicas": "2"}
+    single = wanted_topics(settings.model_copy(update={"replication_factor": 1}))
+    assert not [topic for topic in single if "min.insync.replicas" in topic.config]
+
+
+def test_differences_are_those_of_what_we_set() -> None:
+    wanted = Topic("t", 3, 2, {"retention.ms": "5", "cleanup.policy": "delete"})
+    assert differences(wanted, Topic("t", 3, 2, {**wanted.config, "compression.type": "zstd"})) == []
+    found = differences(wanted, Topic("t", 4, 2, {"retention.ms": "6"}))
+    assert [str(each) for each in found] == [
+        "t: partitions is 4, configured is 3",
+        "t: retention.ms is 6, configured is 5",
+        "t: cleanup.policy is not set, configured is delete",
+    ]
