@@ -84,13 +84,14 @@ def summarise(directory: Path, *, scenario: str | None = None, source: str | Non
 
 
 def finished_contexts(directory: Path, scenario: str, *, limit: int) -> list[tuple[str, Context]]:
-    """Conversation id and context of the newest ``limit`` finished conversations with customers.
+    """Conversation id and context of the newest ``limit`` finished conversations that training may use.
 
-    Replayed corpora are left out: they are somebody else's data, and its licence may forbid training on it.
+    Left out are conversations without consent, and replayed corpora: they are somebody else's data, and its licence
+    may forbid training on it.
     """
     found: list[tuple[int, str, str]] = []
-    for row in _rows(directory, ["conversation_id", "context", "source", "last_offset"], scenario, None):
-        if row["source"] != "replay":
+    for row in _rows(directory, ["conversation_id", "context", "source", "consent", "last_offset"], scenario, None):
+        if row["source"] != "replay" and row["consent"]:
             found.append((row["last_offset"], row["conversation_id"], row["context"]))
         if len(found) > 4 * limit:
             found = sorted(found)[-limit:]
@@ -98,11 +99,11 @@ def finished_contexts(directory: Path, scenario: str, *, limit: int) -> list[tup
 
 
 def count_trainable(directory: Path, scenario: str) -> int:
-    """Finished conversations of a scenario that a round may learn from: all but replayed ones."""
+    """Finished conversations of a scenario that a round may learn from: see :func:`finished_contexts`."""
     parts = _parts(directory)
     if not parts:
         return 0
-    trainable = (ds.field("scenario") == scenario) & (ds.field("source") != "replay")
+    trainable = (ds.field("scenario") == scenario) & (ds.field("source") != "replay") & ds.field("consent")
     return int(ds.dataset(parts, schema=SCHEMA, format="parquet").count_rows(filter=trainable))
 
 

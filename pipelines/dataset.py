@@ -50,6 +50,7 @@ SCHEMA = pa.schema(
         ("source", pa.string()),
         ("adapter", pa.string()),
         ("labels", pa.string()),
+        ("consent", pa.bool_()),
         ("context", pa.string()),
         ("turns", pa.list_(pa.struct([("role", pa.string()), ("text", pa.string()), ("shown", pa.string())]))),
         ("n_turns", pa.int32()),
@@ -70,7 +71,8 @@ SCHEMA = pa.schema(
     ]
 )
 """One row per conversation. ``context`` and ``labels`` are JSON; the context holds the counterpart's view where the
-opening or the outcome told it. Null means unknown; points are in the scenario's unit, 0 without an agreement."""
+opening or the outcome told it. ``consent``: training may use it. Null means unknown; points are in the scenario's
+unit, 0 without an agreement."""
 
 _ASSEMBLY = """
 CREATE TABLE IF NOT EXISTS pending_events (
@@ -310,6 +312,7 @@ def conversation_row(events: list[ConversationEvent]) -> dict[str, Any]:
         "source": begin.source,
         "adapter": begin.adapter,
         "labels": json.dumps(begin.labels, sort_keys=True),
+        "consent": opened.consent,
         "context": context.model_dump_json(),
         "turns": [{"role": str(m.role), "text": m.text, "shown": m.shown} for m in messages],
         "n_turns": len(messages),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from training.supervised import SupervisedProgress, SupervisedReport, SupervisedSettings
 
 REPLAYED = "replayed from a corpus (name its file to learn from it)"
+NO_CONSENT = "without the customer's consent"
 
 
 @dataclass
@@ -85,7 +86,7 @@ def from_dataset(directory: Path, scenario: str) -> Recordings:
 
     found = Recordings(scenario)
     parts = sorted(str(part) for part in directory.glob("part-*.parquet"))
-    columns = ["conversation_id", "source", "context", "turns"]
+    columns = ["conversation_id", "source", "consent", "context", "turns"]
     # Without parts there is no schema to read, and pyarrow would complain about the folder instead.
     batches = (
         ds.dataset(parts, schema=SCHEMA, format="parquet").to_batches(
@@ -96,8 +97,8 @@ def from_dataset(directory: Path, scenario: str) -> Recordings:
     )
     for batch in batches:
         for row in batch.to_pylist():
-            if row["source"] == "replay":
-                found.left_out[REPLAYED] += 1
+            if row["source"] == "replay" or not row["consent"]:
+                found.left_out[REPLAYED if row["source"] == "replay" else NO_CONSENT] += 1
                 continue
             turns = tuple(
                 Turn(role=Role(turn["role"]), text=turn["text"], shown=turn["shown"]) for turn in row["turns"]

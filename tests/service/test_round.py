@@ -88,7 +88,7 @@ def publish(bench: Bench, count: int) -> None:
         ]
         log.append(
             [
-                ConversationEvent(tenant="t", conversation_id=f"c{number}", sequence=n, payload=payload)
+                ConversationEvent(tenant="t", conversation_id=f"c{number}", sequence=n, consent=True, payload=payload)
                 for n, payload in enumerate(payloads)
             ]
         )

@@ -34,7 +34,9 @@ LINES = (
 )
 
 
-def conversation(name: str, *, outcome: bool = True, source: str = "live", at: datetime | None = None):
+def conversation(
+    name: str, *, outcome: bool = True, source: str = "live", at: datetime | None = None, consent: bool = True
+):
     context = DealOrNoDeal().generate(3)
     payloads: list[Payload] = [
         Opened(
@@ -51,7 +53,9 @@ def conversation(name: str, *, outcome: bool = True, source: str = "live", at: d
         payloads.append(OutcomeReported(agreed=False, success=False, points={Role.AGENT: 0}, counterpart_view=view))
     moment = at or datetime(2030, 1, 1, tzinfo=UTC)
     return [
-        ConversationEvent(tenant="t", conversation_id=name, sequence=n, occurred_at=moment, payload=payload)
+        ConversationEvent(
+            tenant="t", conversation_id=name, sequence=n, occurred_at=moment, consent=consent, payload=payload
+        )
         for n, payload in enumerate(payloads)
     ]
 
@@ -111,10 +115,12 @@ def test_a_malformed_corpus_publishes_nothing_at_all(corpus: Path, tmp_path: Pat
     assert log.lag("g") == 0
 
 
-def test_replayed_corpora_are_never_training_contexts(corpus: Path, tmp_path: Path) -> None:
+def test_replayed_corpora_and_talks_without_consent_are_never_training_contexts(corpus: Path, tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "events.db")
     replay(corpus, log, "t")
     log.append(conversation("live"))
+    log.append(conversation("without consent", consent=False))
+    log.append(conversation("a person practises", consent=False, source="simulated"))
     DatasetWriter(log, tmp_path / "data").consume()
     found = finished_contexts(tmp_path / "data", "deal-or-no-deal", limit=10)
     assert [identity for identity, _ in found] == ["live"]

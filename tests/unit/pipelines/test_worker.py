@@ -41,7 +41,7 @@ def converse(log: SqliteEventLog, *names: str) -> None:
         )
         log.append(
             [
-                ConversationEvent(tenant="t", conversation_id=name, sequence=n, payload=payload)
+                ConversationEvent(tenant="t", conversation_id=name, sequence=n, payload=payload, consent=True)
                 for n, payload in enumerate(payloads)
             ]
         )

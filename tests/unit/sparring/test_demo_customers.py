@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from negotiation.adapter import AdapterName
 from negotiation.catalogue import scenario_named
+from negotiation.event_log import Record
 from negotiation.events import Opened, OutcomeReported
 from negotiation.roles import Role
 from pipelines.event_log import SqliteEventLog
@@ -77,6 +79,15 @@ async def running(tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[Running
     event_log.close()
 
 
+async def published(running: Running, calls: int) -> list[Record]:
+    """The log, once the outcome of each call is in it: events are published in the background."""
+    while True:
+        records = running.event_log.poll("test", 1000)
+        if sum(isinstance(record.event.payload, OutcomeReported) for record in records) >= calls:
+            return records
+        await asyncio.sleep(0.01)
+
+
 async def test_each_call_is_finished_and_its_outcome_reported_with_the_customers_side(running: Running) -> None:
     seen: list[int] = []
     customers = Customers(scenario_named("telesales"), CUSTOMERS, first_seed=5)
@@ -84,7 +95,7 @@ async def test_each_call_is_finished_and_its_outcome_reported_with_the_customers
     assert (len(tally.calls), tally.failures, seen) == (6, 0, [1, 2, 3, 4, 5, 6])
     assert tally.by_adapter() == {"agent@1": 6}
     assert customers.next_seed == 11
-    payloads = [record.event.payload for record in running.event_log.poll("test", 1000)]
+    payloads = [record.event.payload for record in await published(running, 6)]
     opened = [payload for payload in payloads if isinstance(payload, Opened)]
     outcomes = [payload for payload in payloads if isinstance(payload, OutcomeReported)]
     assert len(opened) == len(outcomes) == 6

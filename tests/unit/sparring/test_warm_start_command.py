@@ -61,7 +61,9 @@ def record(count: int, *, source: str = "simulated", counterpart_view: bool = Tr
         ]
         log.append(
             [
-                ConversationEvent(tenant="t", conversation_id=f"c{source}{seed}", sequence=n, payload=payload)
+                ConversationEvent(
+                    tenant="t", conversation_id=f"c{source}{seed}", sequence=n, consent=True, payload=payload
+                )
                 for n, payload in enumerate(payloads)
             ]
         )
