@@ -5,7 +5,8 @@
 2. ``swap``: 32 customers talking while the registry's champion changes: failures, answers by version, latency before
    and during, seconds from the alias to serving.
 3. ``stub``: the application with a model that answers at once, beside a bare FastAPI endpoint: latency at 100 a
-   second, what is answered of 1,000 a second, and how many messages of conversations (kept before they are answered).
+   second, what is answered of 1,000 a second, and how many messages of conversations (kept before they are answered),
+   in SQLite and, with ``--postgres``, in Postgres.
 4. ``engine``: the in-process engine's concurrent callers beside one plain batched ``generate`` of transformers.
 5. ``recovery`` (only when asked for): ``kill -9`` of the service, of Postgres and of vLLM, seconds until the
    conversation goes on; turns lost or doubled end the run.
@@ -44,6 +45,10 @@ def serving(
     part: Annotated[list[str] | None, typer.Option(help=f"Only these of {', '.join(PARTS)}.")] = None,
     vllm_python: Annotated[Path, typer.Option(help="The interpreter that has vLLM.")] = Path(".venv-vllm/bin/python"),
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions, in turn.")] = 3,
+    postgres: Annotated[
+        str | None,
+        typer.Option(help="Keep messages there too, in a schema of its own: postgresql://user@host/database."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it runs.")] = False,
     output: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
 ) -> None:
@@ -66,7 +71,7 @@ def serving(
         if "recovery" in parts:
             found["recovery"] = recovery(Path(folder), vllm_python, 1 if quick else 5)
         if "stub" in parts:
-            found["stub"] = stub(Path(folder), repeats, 2.0 if quick else 10.0)
+            found["stub"] = stub(Path(folder), repeats, 2.0 if quick else 10.0, postgres)
         if "engine" in parts:
             found["engine"] = asyncio.run(in_process(repeats))
     _show(found)
@@ -87,7 +92,7 @@ def _show(found: dict[str, Any]) -> None:
         for kind, row in kinds.items():
             figures = f"{row.get('requests_per_second', 0):.0f}/s, p50 {row.get('whole_ms_p50', 0):.1f} ms, "
             figures += f"p99 {row.get('whole_ms_p99', 0):.1f} ms, {row['failed']:.0f} failed"
-            what = "messages, 8 at once" if rate == "conversations" else f"{kind} at {rate}/s"
+            what = f"messages on {kind}, 8 at once" if rate == "conversations" else f"{kind} at {rate}/s"
             table.add_row("stub", what, figures)
     for name, row in found.get("recovery", {}).items():
         back = f"first start {row['first_start']:.1f} s, back after {row['back_median']:.1f} s"

@@ -7,10 +7,14 @@ import statistics
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 from load import Load, Target, at_once, at_rate, medians
 from on_vllm import TOKENS, wait_for
 
@@ -24,30 +28,59 @@ from sparring.models import resolve_base_model
 from sparring.settings import load_settings
 
 
-def stub(folder: Path, repeats: int, seconds: float) -> dict[str, Any]:
-    """Latency with a model that answers at once, at two rates."""
-    script = str(Path(__file__).with_name("stub.py"))
+def stub(folder: Path, repeats: int, seconds: float, postgres: str | None = None) -> dict[str, Any]:
+    """Latency with a model that answers at once, at two rates, and of messages that are kept in each store.
+
+    ``postgres`` is a server's address with a database in it, on which a schema is made and dropped again.
+    """
     state = folder / "stub"
     state.mkdir()
     key = KeyStore(state / "keys.json").create_key("bench")
+    headers, messages = {"Authorization": f"Bearer {key}"}, 64 if seconds < 5 else 512
     body = {"model": "sparring-agent", "messages": [{"role": "user", "content": "hello"}]}
     runs: dict[str, dict[str, list[dict[str, float]]]] = {}
+
+    def keep(what: str, kind: str, load: Load) -> None:
+        runs.setdefault(what, {}).setdefault(kind, []).append(load.figures())
+
     for _ in range(repeats):
         for kind in ("bare", "sparring"):
-            line = [sys.executable, script, str(state), kind]
-            with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-                assert process.stdout is not None
-                url = process.stdout.readline().strip()
-                target = Target(f"{url}/v1/chat/completions", {"Authorization": f"Bearer {key}"}, lambda n: body)
+            with _stub_service(state, kind) as url:
+                target = Target(f"{url}/v1/chat/completions", headers, lambda n: body)
                 wait_for(lambda target=target: httpx.post(target.url, json=body, headers=target.headers).is_success)
                 for rate in (100, 1000):
-                    figures = asyncio.run(at_rate(target, rate, seconds)).figures()
-                    runs.setdefault(str(rate), {}).setdefault(kind, []).append(figures)
+                    keep(str(rate), kind, asyncio.run(at_rate(target, rate, seconds)))
                 if kind == "sparring":
-                    figures = asyncio.run(_messages(url, key, 64 if seconds < 5 else 512)).figures()
-                    runs.setdefault("conversations", {}).setdefault(kind, []).append(figures)
-                process.terminate()
-    return {rate: {kind: medians(figures) for kind, figures in kinds.items()} for rate, kinds in runs.items()}
+                    keep("conversations", "SQLite", asyncio.run(_messages(url, key, messages)))
+        if postgres is not None:
+            with _schema(postgres) as address, _stub_service(state, "sparring", address) as url:
+                wait_for(lambda url=url: httpx.get(f"{url}/readyz").is_success)
+                keep("conversations", "Postgres", asyncio.run(_messages(url, key, messages)))
+    return {what: {kind: medians(figures) for kind, figures in kinds.items()} for what, kinds in runs.items()}
+
+
+@contextmanager
+def _stub_service(state: Path, kind: str, *checkpoints_url: str) -> Iterator[str]:
+    """``stub.py`` while it runs: its address."""
+    line = [sys.executable, str(Path(__file__).with_name("stub.py")), str(state), kind, *checkpoints_url]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def _schema(postgres: str) -> Iterator[str]:
+    """A schema of its own there, for as long as the context lasts: an address whose tables go into it."""
+    name = f"sparring_bench_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        try:
+            yield f"{postgres}{'&' if '?' in postgres else '?'}options=-csearch_path%3D{name}"
+        finally:
+            connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 async def _messages(url: str, key: str, count: int) -> Load:

@@ -1,7 +1,8 @@
 """A service whose model answers at once, and a bare endpoint beside it: what serving itself costs.
 
-Run: ``python bench/serving_cost/stub.py STATE_DIR sparring|bare``; prints its address once it accepts connections. It
-serves the real application (keys, limits, slots, metrics); only the engine says the same few words without thinking.
+Run: ``python bench/serving_cost/stub.py STATE_DIR sparring|bare [POSTGRES_URL]``; prints its address once it accepts
+connections. It serves the real application (keys, limits, slots, metrics), with conversations in SQLite or in the
+Postgres that is named; only the engine says the same few words without thinking.
 """
 
 from __future__ import annotations
@@ -104,7 +105,13 @@ def bare_app() -> FastAPI:
 
 def main() -> None:
     folder, kind = Path(sys.argv[1]), sys.argv[2]
-    settings = ServingSettings(state_dir=folder, port=0, requests_per_minute=1_000_000, concurrent_requests=100_000)
+    settings = ServingSettings(
+        state_dir=folder,
+        port=0,
+        requests_per_minute=1_000_000,
+        concurrent_requests=100_000,
+        checkpoints_url=sys.argv[3] if len(sys.argv) > 3 else None,
+    )
     listener = bind(settings.host, 0)
     app = sparring_app(settings) if kind == "sparring" else bare_app()
     with listener:

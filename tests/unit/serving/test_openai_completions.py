@@ -311,7 +311,11 @@ async def test_a_key_in_flight_is_409(shop):
     assert (second.status_code, second.json()["error"]["code"]) == (409, "request_in_flight")
     assert second.headers["retry-after"] == "1"
     shop.engine.gate.set()
-    assert (await first).status_code == 200
+    answer = await first
+    assert answer.status_code == 200
+    retried = await shop.client.post("/v1/chat/completions", json=body, headers=headers)
+    assert (retried.status_code, retried.json()) == (200, answer.json())
+    assert len(shop.engine.requests) == 1
 
 
 async def test_both_apis_share_one_bound(make_shop):

@@ -147,6 +147,37 @@ async def test_an_offer_beyond_authority_is_hidden_behind_what_was_shown(shop):
     assert "[offer" not in str(deltas)
 
 
+@pytest.mark.parametrize("first_streams", [True, False])
+@pytest.mark.parametrize("retry_streams", [True, False])
+async def test_a_retry_in_flight_waits_and_then_gets_the_very_answer(shop, first_streams, retry_streams):
+    opened = await shop.open(first=Role.COUNTERPART)
+    shop.engine.gate.clear()
+
+    async def post(streams: bool) -> Any:
+        path, body = f"/v1/conversations/{opened['id']}/messages", {"text": "Hello.", "stream": streams}
+        return await shop.client.post(path, json=body, headers={"Idempotency-Key": "m"})
+
+    async def answer_of(streams: bool) -> Any:
+        if streams:
+            return (await streamed(shop, opened["id"], key="m"))[-2]
+        return (await post(False)).json()
+
+    first = asyncio.create_task(answer_of(first_streams))
+    while not shop.engine.requests:
+        await asyncio.sleep(0)
+    for _ in range(2):
+        early = await post(retry_streams)
+        assert (early.status_code, early.json()["error"]["code"]) == (409, "request_in_flight")
+        assert early.headers["retry-after"] == "1"
+    shop.engine.gate.set()
+    answered = await first
+    assert answered["reply"]["text"] == "Good day."
+    assert await answer_of(retry_streams) == answered
+    assert len(shop.engine.requests) == 1
+    shown = (await shop.client.get(f"/v1/conversations/{opened['id']}")).json()
+    assert [turn["text"] for turn in shown["turns"]] == ["Hello.", "Good day."]
+
+
 async def test_a_failure_before_the_first_part_is_an_ordinary_error(shop):
     opened = await shop.open(first=Role.COUNTERPART)
     shop.engine.failure = AdapterNotLoaded("gone")
