@@ -2,7 +2,7 @@
 
 Each time a conversation is open with one turn acknowledged. The process is killed and started again at once; the next
 message is sent again and again under one Idempotency-Key until it is answered. Beside it stands how long the process
-takes to start for the first time, which no recovery can beat. An acknowledged turn that is missing afterwards, or one
+took to start for the first time, with what is done only once. An acknowledged turn that is missing afterwards, or one
 that is there twice, ends the run.
 """
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import typer
 from on_vllm import TOKENS, require_vllm, vllm_answers, wait_for
 
 from negotiation.catalogue import scenario_named
@@ -133,7 +134,10 @@ def _everything(
             wait_for(ready)
             found[name] = {"first_start": time.perf_counter() - begun}
 
-        postgres = stack.enter_context(own_postgres())
+        try:
+            postgres = stack.enter_context(own_postgres())
+        except NoPostgresPrograms as error:
+            raise typer.BadParameter(str(error)) from error
         postgres.kill()
         timed("postgres", postgres.start, lambda: True)
         config.write_text(
