@@ -31,7 +31,7 @@ from sparring.models import resolve_base_model
 from sparring.vllm_cpu import command, environment
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests' own Postgres server is the one to kill here
-from tests.service.postgres_server import own_postgres
+from tests.service.postgres_server import NoPostgresPrograms, own_postgres
 
 
 class Killable:

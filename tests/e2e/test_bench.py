@@ -90,7 +90,7 @@ def test_serving_cost(tmp_path: Path) -> None:
     for rate in ("100", "1000"):
         for kind in ("bare", "sparring"):
             # At 1,000 a second a slow machine refuses some, as it should.
-            assert found["stub"][rate][kind]["failed"] == 0 or rate == "1000"
+            assert found["stub"][rate][kind]["failed"] == 0 or (kind, rate) == ("sparring", "1000")
             assert found["stub"][rate][kind]["requests"] > 0
     assert list(found["stub"]["conversations"]) == ["SQLite"]
     assert found["stub"]["conversations"]["SQLite"]["failed"] == 0
