@@ -58,13 +58,17 @@ class DeadLetter:
     ``reason`` holds none of the record's words, ``body`` all of them. ``recorded_at`` is UTC.
     """
 
-    id: str
     reason: str
     topic: str
     partition: int
     offset: int
     recorded_at: datetime
     body: bytes = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """What the command line calls it."""
+        return f"{self.partition}-{self.offset}"
 
 
 class EventSink(Protocol):

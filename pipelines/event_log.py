@@ -81,7 +81,7 @@ class SqliteEventLog:
 
     def append(self, events: Sequence[ConversationEvent]) -> None:
         """Durable on return, all or none. Raises EventConflict naming the event that contradicts the log."""
-        rows = [(event.event_id, fingerprint(event), event.model_dump_json()) for event in events]
+        rows = [_row(event) for event in events]
         with self._lock, transaction(self._connection) as connection:
             for row, event in zip(rows, events, strict=True):
                 self._insert(connection, event, row)
@@ -174,7 +174,6 @@ class SqliteEventLog:
             ).fetchall()
         for offset, reason, recorded_at, body in rows:
             yield DeadLetter(
-                id=f"{PARTITION}-{offset}",
                 reason=reason,
                 topic=CONVERSATIONS_TOPIC,
                 partition=PARTITION,
@@ -189,7 +188,7 @@ class SqliteEventLog:
         with self._lock, transaction(self._connection) as connection:
             # The event id may be the old row's own, so that one goes first.
             connection.execute("DELETE FROM events WHERE offset = ?", (letter.offset,))
-            self._insert(connection, event, (event.event_id, fingerprint(event), event.model_dump_json()))
+            self._insert(connection, event, _row(event))
             connection.execute("DELETE FROM dead_letters WHERE offset = ?", (letter.offset,))
 
     def close(self) -> None:
@@ -205,6 +204,10 @@ class SqliteEventLog:
             "INSERT OR IGNORE INTO dead_letters VALUES (?, ?, ?, ?)",
             (offset, reason, body, datetime.now(UTC).isoformat()),
         )
+
+
+def _row(event: ConversationEvent) -> tuple[str, bytes, str]:
+    return event.event_id, fingerprint(event), event.model_dump_json()
 
 
 def fingerprint(event: ConversationEvent) -> bytes:

@@ -87,11 +87,6 @@ class KafkaDeadLetters:
             consumer.close(autocommit=False, timeout_ms=timeout)
 
 
-def letter_id(partition: int, offset: int) -> str:
-    """What the command line calls a dead letter."""
-    return f"{partition}-{offset}"
-
-
 def outgoing(letter: DeadLetter) -> Outgoing:
     """A dead letter as a record of its topic."""
     headers = {
@@ -110,7 +105,6 @@ def read_letter(record: Any) -> DeadLetter | None:
     try:
         partition, offset = int(headers[SOURCE_PARTITION]), int(headers[SOURCE_OFFSET])
         return DeadLetter(
-            id=letter_id(partition, offset),
             reason=headers[REASON],
             topic=headers[SOURCE_TOPIC],
             partition=partition,

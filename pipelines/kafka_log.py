@@ -20,7 +20,7 @@ from negotiation.event_log import DeadLetter, EventRefused, Record
 from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, read_event
 from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import MAX_RECORD_BYTES
-from pipelines.kafka_dead_letters import KafkaDeadLetters, letter_id
+from pipelines.kafka_dead_letters import KafkaDeadLetters
 from pipelines.kafka_group import GroupReader, Unreadable
 from pipelines.kafka_publisher import Outgoing, Publisher
 
@@ -120,7 +120,6 @@ class KafkaEventLog:
 
 def _letter(partition: int, offset: int, body: bytes, reason: str) -> DeadLetter:
     return DeadLetter(
-        id=letter_id(partition, offset),
         reason=reason,
         topic=CONVERSATIONS_TOPIC,
         partition=partition,

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict
 from negotiation.event_log import EventLog, EventLogUnavailable
 from pipelines.config import PipelineSettings
 from pipelines.conversations import count_trainable
-from pipelines.dataset import DatasetWriter
+from pipelines.dataset import GROUP, DatasetWriter
 from pipelines.round_state import Progress, RoundResult, latest_state, write_atomically
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class Worker:
 
     def _idle(self) -> None:
         try:
-            lag = self.event_log.lag("dataset")
+            lag = self.event_log.lag(GROUP)
         except EventLogUnavailable as error:
             self._wait_for_log(error)
             return

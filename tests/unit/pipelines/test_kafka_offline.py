@@ -15,7 +15,7 @@ from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, Message
 from negotiation.roles import Role
 from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import MAX_RECORD_BYTES, telling
-from pipelines.kafka_dead_letters import letter_id, outgoing, read_letter
+from pipelines.kafka_dead_letters import outgoing, read_letter
 from pipelines.kafka_log import KafkaEventLog
 from pipelines.kafka_topics import Topic, differences, wanted_topics
 
@@ -84,7 +84,7 @@ def test_errors_of_kafka_name_brokers_limit_and_remedy() -> None:
 def test_a_dead_letter_is_read_as_it_was_written(
     reason: str, partition: int, offset: int, body: bytes, at: datetime
 ) -> None:
-    letter = DeadLetter(letter_id(partition, offset), reason, CONVERSATIONS_TOPIC, partition, offset, at, body)
+    letter = DeadLetter(reason, CONVERSATIONS_TOPIC, partition, offset, at, body)
     sent = outgoing(letter)
     assert sent.key == f"{CONVERSATIONS_TOPIC}/{partition}/{offset}".encode()
     assert sent.value is not None
