@@ -60,6 +60,14 @@ _PLAIN_GROUPS = re.compile(r"[1-9]\d{3,5}(?:\s+[1-9]\d{3,5})+")
 _CENTS = re.compile(r"(?<!\d)\d+\.\d{2}(?!\d)")
 _CURRENCY = re.compile(r"[$€£]\s?[\d.,]*$")
 _LEAST_NAME_LETTERS = 3
+_FIELDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    ("email", ("mail",)),
+    ("phone", ("phone", "tel", "mobile")),
+    ("iban", ("iban",)),
+    ("card", ("card",)),
+    ("address", ("address", "street", "city", "post")),
+    ("name", ("name",)),
+)
 
 
 class RedactionSettings(BaseModel):
@@ -94,7 +102,8 @@ class Redactor:
         payload = event.payload
         if isinstance(payload, Message):
             text, kinds = self.text(payload.text, customer)
-            shown, more = self.text(payload.shown, customer)
+            same = payload.shown == payload.text
+            shown, more = (text, kinds) if same else self.text(payload.shown, customer)
             if not (kinds | more):
                 return event
             gone: dict[str, Any] = {"token_ids": (), "logprobs": (), "redacted": tuple(sorted(kinds | more))}
@@ -208,14 +217,7 @@ def _told(text: str, customer: Mapping[str, str]) -> Iterator[_Found]:
 
 def _kind_of(field: str) -> Kind:
     name = field.lower()
-    for kind, parts in (
-        ("email", ("mail",)),
-        ("phone", ("phone", "tel", "mobile")),
-        ("iban", ("iban",)),
-        ("card", ("card",)),
-        ("address", ("address", "street", "city", "post")),
-        ("name", ("name",)),
-    ):
+    for kind, parts in _FIELDS:
         if any(part in name for part in parts):
-            return kind  # type: ignore[return-value]
+            return kind
     return "customer"
