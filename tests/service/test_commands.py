@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.service.command_line import sparring
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(600)]
 
@@ -22,18 +21,6 @@ threads = 1
 [pipelines]
 evaluation_scenarios = 20
 """
-
-
-def sparring(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARRING_")}
-    return subprocess.run(
-        [sys.executable, "-m", "sparring.cli", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +23,7 @@ from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import TopicMissing
 from pipelines.kafka_log import KafkaEventLog
 from pipelines.kafka_topics import apply_topics
+from tests.service.command_line import sparring
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(180)]
 
@@ -267,18 +265,6 @@ def test_a_dead_letter_says_where_it_came_from(kafka_broker: Any, open_log: Call
         "source_offset": str(record.offset),
     }
     assert ConversationEvent.model_validate_json(raw.value) == record.event
-
-
-def sparring(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARRING_")}
-    return subprocess.run(
-        [sys.executable, "-m", "sparring.cli", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def configure(folder: Path, address: str) -> None:
