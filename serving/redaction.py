@@ -3,7 +3,8 @@
 What is looked for: e-mail addresses (also written out, "at", "dot"), telephone numbers, payment cards (Luhn), IBANs,
 street addresses in English, German, French and Spanish, British postcodes, and whatever the business told of its
 customer. Written with zero-width characters or digits of another script they are found as well. Structured moves and
-prices are left alone: a negotiation without its figures teaches nothing.
+prices are left alone: a negotiation without its figures teaches nothing. The cost: a telephone number written as
+nothing but groups of four to eight digits, none of which begins with 0, reads like prices in a row and stays.
 
 Left out on purpose: names that the business did not tell (guessing them without a language model hits vehicles and
 towns), and the conversation's own checkpoint, where the customer's words stay as they were until they are erased.
@@ -56,7 +57,7 @@ _ADDRESSES = tuple(
     )
 )
 _MOVE = re.compile(r"\[[^\[\]]*\]")
-_PLAIN_GROUPS = re.compile(r"[1-9]\d{3,5}(?:\s+[1-9]\d{3,5})+")
+_PLAIN_GROUPS = re.compile(r"[1-9]\d{3,7}(?:\s+[1-9]\d{3,7})+")
 _CENTS = re.compile(r"(?<!\d)\d+\.\d{2}(?!\d)")
 _CURRENCY = re.compile(r"[$€£]\s?[\d.,]*$")
 _LEAST_NAME_LETTERS = 3

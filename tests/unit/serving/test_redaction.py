@@ -102,6 +102,8 @@ def test_a_negotiation_without_personal_data_is_left_as_it_is(scenario, split):
     form=st.sampled_from(["{}", "{:,}", "${:,}.50", "{} EUR"]),
 )
 @example(price=1_800_000, other=17_250, form="{}")
+@example(price=1_000_000, other=1000, form="{}")
+@example(price=99_999_999, other=999_999, form="{}")
 def test_prices_and_moves_are_left_as_they_are(price, other, form):
     amount = form.format(price)
     for text in (
