@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -14,7 +18,7 @@ from negotiation.event_log import DeadLetter, EventLogUnavailable, EventRefused
 from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, Message
 from negotiation.roles import Role
 from pipelines.config import KafkaSettings
-from pipelines.kafka_connection import MAX_RECORD_BYTES, telling
+from pipelines.kafka_connection import MAX_RECORD_BYTES, administration, open_consumer, open_producer, telling
 from pipelines.kafka_dead_letters import outgoing, read_letter
 from pipelines.kafka_log import KafkaEventLog
 from pipelines.kafka_topics import Topic, differences, wanted_topics
@@ -54,6 +58,31 @@ def test_an_event_that_kafka_never_takes_is_refused_before_any_is_sent() -> None
         KafkaEventLog(SETTINGS).append([event("hello"), huge])
     assert caught.value.event_id == huge.event_id
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "connect",
+    [
+        lambda settings: open_producer(settings),
+        lambda settings: open_consumer(settings, "g"),
+        lambda settings: administration(settings).__enter__(),
+    ],
+    ids=["producer", "consumer", "administration"],
+)
+def test_failed_connections_leave_no_thread_and_no_socket_behind(connect: Callable[[KafkaSettings], object]) -> None:
+    # Less than a setting may be, so that ten tries take no time.
+    hasty = SETTINGS.model_copy(update={"delivery_timeout_seconds": 0.02})
+
+    def held() -> tuple[int, int]:
+        # kafka-python's refused sockets are held by their own errors' tracebacks, in cycles.
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    before = held()
+    for _ in range(10):
+        with pytest.raises(EventLogUnavailable):
+            connect(hasty)
+    assert held() == before
 
 
 @pytest.mark.parametrize("limit", [0, -1])
