@@ -1,6 +1,6 @@
 """Dead letters in a Kafka topic of their own.
 
-A dead letter is the record's own bytes, its key the place that it came from, and headers that say why and when. A
+A dead letter is the record's own bytes (of one too large to be kept beside its headers: the beginning), its key the place that it came from, and headers that say why and when. A
 record set aside twice (redelivered before its commit) has the same key and counts once. One that was tried again is
 followed by a tombstone under its key: the topic is only ever appended to.
 """
@@ -24,7 +24,10 @@ from pipelines.kafka_publisher import Outgoing, Publisher
 log = logging.getLogger(__name__)
 
 REASON, SOURCE_TOPIC, SOURCE_PARTITION, SOURCE_OFFSET = "reason", "source_topic", "source_partition", "source_offset"
-RECORDED_AT, RETRIED_AT = "recorded_at", "retried_at"
+RECORDED_AT, RETRIED_AT, CUT_FROM = "recorded_at", "retried_at", "cut_from_bytes"
+MAX_LETTER_BYTES = 1_024_000
+"""Body and headers together: well under the 1,048,588 bytes that brokers accept by default. Records near that limit,
+or of a topic with a higher one, would never become dead letters otherwise, and block their partition."""
 
 
 class KafkaDeadLetters:
@@ -88,7 +91,7 @@ class KafkaDeadLetters:
 
 
 def outgoing(letter: DeadLetter) -> Outgoing:
-    """A dead letter as a record of its topic."""
+    """A dead letter as a record of its topic, its body cut where it would be too large for one."""
     headers = {
         REASON: letter.reason,
         SOURCE_TOPIC: letter.topic,
@@ -96,7 +99,13 @@ def outgoing(letter: DeadLetter) -> Outgoing:
         SOURCE_OFFSET: str(letter.offset),
         RECORDED_AT: letter.recorded_at.isoformat(),
     }
-    return Outgoing(_key(letter), letter.body, [(name, value.encode()) for name, value in headers.items()])
+    sent = [(name, value.encode()) for name, value in headers.items()]
+    room = MAX_LETTER_BYTES - sum(len(name.encode()) + len(value) for name, value in sent)
+    if letter.cut_from is not None or len(letter.body) > room:
+        size = str(letter.cut_from or len(letter.body)).encode()
+        sent.append((CUT_FROM, size))
+        room = max(0, room - len(CUT_FROM) - len(size))
+    return Outgoing(_key(letter), letter.body[:room], sent)
 
 
 def read_letter(record: Any) -> DeadLetter | None:
@@ -111,6 +120,7 @@ def read_letter(record: Any) -> DeadLetter | None:
             offset=offset,
             recorded_at=datetime.fromisoformat(headers[RECORDED_AT]),
             body=record.value,
+            cut_from=int(headers[CUT_FROM]) if CUT_FROM in headers else None,
         )
     except (KeyError, ValueError):
         return None

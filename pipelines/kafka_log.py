@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from negotiation.event_log import DeadLetter, EventRefused, Record
-from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, read_event
+from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, UnreadableEvent, read_event
 from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import MAX_RECORD_BYTES
 from pipelines.kafka_dead_letters import KafkaDeadLetters
@@ -90,7 +90,16 @@ class KafkaEventLog:
         return self._letters.each()
 
     def retry(self, letter: DeadLetter) -> None:
-        """Append the event, then mark the dead letter as done; a crash in between repeats a harmless append."""
+        """Append the event, then mark the dead letter as done; a crash in between repeats a harmless append.
+
+        Raises UnreadableEvent for one that was cut.
+        """
+        if letter.cut_from is not None:
+            raise UnreadableEvent(
+                f"only the first {len(letter.body):,} of its {letter.cut_from:,} bytes were kept: read the rest at "
+                f"offset {letter.offset} of partition {letter.partition} of {letter.topic}, while Kafka keeps that, "
+                "and have its writer send it anew"
+            )
         self.append([read_event(letter.body)])
         self._letters.forget(letter)
 

@@ -42,6 +42,16 @@ def say(text: str = "") -> None:
     typer.echo(text, err=True)
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Somebody else's text for a terminal: what would steer it is escaped, as are characters that hide.
+
+    ``keep``: control characters that stay as they are.
+    """
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def print_json(value: Any) -> None:
     """A result as JSON on standard output."""
     plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.errors import KafkaTimeoutError
 
@@ -20,8 +20,9 @@ from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, Message
 from negotiation.roles import Role
 from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import MAX_RECORD_BYTES, administration, open_consumer, open_producer, telling
-from pipelines.kafka_dead_letters import outgoing, read_letter
+from pipelines.kafka_dead_letters import MAX_LETTER_BYTES, outgoing, read_letter
 from pipelines.kafka_log import KafkaEventLog
+from pipelines.kafka_publisher import Outgoing
 from pipelines.kafka_topics import Topic, differences, wanted_topics
 
 # Nobody listens on the discard port; whoever connects is refused.
@@ -64,7 +65,7 @@ def test_an_event_that_kafka_never_takes_is_refused_before_any_is_sent() -> None
 @pytest.mark.parametrize(
     "connect",
     [
-        lambda settings: open_producer(settings),
+        lambda kafka: open_producer(kafka),
         lambda settings: open_consumer(settings, "g"),
         lambda settings: administration(settings).__enter__(),
     ],
@@ -125,6 +126,27 @@ def test_a_dead_letter_is_read_as_it_was_written(
     assert read_letter(Raw(sent.value, list(sent.headers))) == letter
 
 
+@settings(max_examples=25)
+@given(reason=st.text(max_size=300), over=st.integers(-400, 2_000_000), offset=st.integers(0, 2**62))
+def test_a_dead_letter_and_its_headers_never_exceed_the_limit_and_a_cut_one_says_so(
+    reason: str, over: int, offset: int
+) -> None:
+    body = b"x" * (MAX_LETTER_BYTES + over)
+    sent = outgoing(DeadLetter(reason, CONVERSATIONS_TOPIC, 1, offset, datetime.now(UTC), body))
+    assert sent.value is not None
+    assert len(sent.value) + sum(len(name) + len(value) for name, value in sent.headers) <= MAX_LETTER_BYTES
+    letter = read_letter(Raw(sent.value, list(sent.headers)))
+    assert letter is not None
+    assert letter.cut_from == (None if sent.value == body else len(body))
+    # Set aside again after being read back, as by a copy between clusters, it is still the same.
+    assert read_letter(Raw(*_raw(outgoing(letter)))) == letter
+
+
+def _raw(sent: Outgoing) -> tuple[bytes, list[tuple[str, bytes | None]]]:
+    assert sent.value is not None
+    return sent.value, list(sent.headers)
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -139,8 +161,8 @@ def test_what_somebody_else_wrote_is_no_dead_letter(headers: list[tuple[str, byt
 
 
 def test_topics_are_partitioned_kept_and_compacted_as_configured() -> None:
-    settings = KafkaSettings(bootstrap_servers="a:1", partitions=12, replication_factor=3, retention_days=0.5)
-    conversations, dead, adapters = wanted_topics(settings)
+    kafka = KafkaSettings(bootstrap_servers="a:1", partitions=12, replication_factor=3, retention_days=0.5)
+    conversations, dead, adapters = wanted_topics(kafka)
     expected = {"cleanup.policy": "delete", "retention.ms": "43200000", "min.insync.replicas": "2"}
     assert (conversations.partitions, conversations.replication_factor, dict(conversations.config)) == (
         12,
@@ -149,7 +171,7 @@ def test_topics_are_partitioned_kept_and_compacted_as_configured() -> None:
     )
     assert (dead.partitions, dict(dead.config)) == (1, expected)
     assert dict(adapters.config) == {"cleanup.policy": "compact", "min.insync.replicas": "2"}
-    single = wanted_topics(settings.model_copy(update={"replication_factor": 1}))
+    single = wanted_topics(kafka.model_copy(update={"replication_factor": 1}))
     assert not [topic for topic in single if "min.insync.replicas" in topic.config]
 
 
