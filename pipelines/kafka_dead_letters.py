@@ -8,8 +8,10 @@ followed by a tombstone under its key: the topic is only ever appended to.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +30,44 @@ RECORDED_AT, RETRIED_AT, CUT_FROM = "recorded_at", "retried_at", "cut_from_bytes
 MAX_LETTER_BYTES = 1_024_000
 """Body and headers together: well under the 1,048,588 bytes that brokers accept by default. Records near that limit,
 or of a topic with a higher one, would never become dead letters otherwise, and block their partition."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A record that is no event of a known version."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    reason: str
+
+
+class Buried:
+    """Where the records are that were set aside and not committed yet. Safe to use from many threads.
+
+    Another group of the same process that is behind meets such a record again: it may set it aside itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offsets: dict[int, set[int]] = {}
+
+    def add(self, partition: int, offset: int) -> None:
+        with self._lock:
+            self._offsets.setdefault(partition, set()).add(offset)
+
+    def forget_before(self, partition: int, offset: int) -> None:
+        with self._lock:
+            self._offsets[partition] = {each for each in self._offsets.get(partition, ()) if each >= offset}
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        with self._lock:
+            return place[1] in self._offsets.get(place[0], ())
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(offsets) for offsets in self._offsets.values())
 
 
 class KafkaDeadLetters:

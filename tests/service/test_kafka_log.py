@@ -267,6 +267,27 @@ def test_a_dead_letter_says_where_it_came_from(kafka_broker: Any, open_log: Call
     assert ConversationEvent.model_validate_json(raw.value) == record.event
 
 
+def test_what_was_set_aside_is_remembered_only_until_it_is_committed(
+    kafka_broker: Any, open_log: Callable[[], KafkaEventLog]
+) -> None:
+    log = open_log()
+    producer = KafkaProducer(bootstrap_servers=kafka_broker.address)
+    for number in range(20):
+        producer.send(CONVERSATIONS_TOPIC, key=b"%d" % number, value=b"no event")
+    producer.flush(10)
+    producer.close()
+    log.append([message(f"c{number}", 0) for number in range(20)])
+    records = log.poll("g", 100)
+    for record in records[:5]:
+        log.bury(record, "nonsense")
+    assert len(log._buried) == 25
+    while records:
+        log.commit("g", positions(records))
+        records = log.poll("g", 100)
+    assert log.lag("g") == 0
+    assert len(log._buried) == 0
+
+
 def test_an_unreadable_record_at_the_size_limit_is_cut_and_does_not_block_its_partition(
     kafka_broker: Any, open_log: Callable[[], KafkaEventLog]
 ) -> None:

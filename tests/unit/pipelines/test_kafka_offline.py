@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kafka import ConsumerRebalanceListener, TopicPartition
 from kafka.errors import KafkaTimeoutError
 
 from negotiation.event_log import DeadLetter, EventLogUnavailable, EventRefused
@@ -89,6 +90,39 @@ def test_failed_connections_leave_no_thread_and_no_socket_behind(
         with pytest.raises(EventLogUnavailable):
             connect(hasty)
     assert held() == before
+
+
+class SilentConsumer:
+    """Stands for kafka-python's where a broker tells how far a partition goes, and sends nothing of it."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    def subscribe(self, topics: list[str], listener: ConsumerRebalanceListener) -> None:
+        listener.on_partitions_assigned(self.assignment())
+
+    def assignment(self) -> set[TopicPartition]:
+        return {TopicPartition(CONVERSATIONS_TOPIC, 0)}
+
+    def end_offsets(self, partitions: list[TopicPartition], timeout_ms: int) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+    def position(self, partition: TopicPartition, timeout_ms: int) -> int:
+        return 0
+
+    def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, list[Raw]]:
+        return {}
+
+
+def test_a_silent_broker_is_not_taken_for_the_end_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = SilentConsumer(end=0)
+    monkeypatch.setattr("pipelines.kafka_group.check_topics", lambda *_: None)
+    monkeypatch.setattr("pipelines.kafka_group.open_consumer", lambda *_: consumer)
+    log = KafkaEventLog(SETTINGS.model_copy(update={"delivery_timeout_seconds": 0.01}))
+    assert log.poll("g", 5) == []
+    consumer.end = 1
+    with pytest.raises(EventLogUnavailable, match=r"has records of .* that group 'g' has not read, and sent none"):
+        log.poll("g", 5)
 
 
 @pytest.mark.parametrize("limit", [0, -1])
