@@ -142,3 +142,27 @@ def test_the_settings_choose_the_log_and_opening_it_needs_no_broker(
     kafka = open_event_log(load_settings())
     assert isinstance(kafka, KafkaEventLog)
     kafka.close()
+
+
+@pytest.mark.parametrize("command", [["worker", "--once"], ["replay", "dialogues.txt"], ["dead-letter", "list"]])
+def test_a_damaged_event_log_is_named_with_the_remedy(cli: CliRunner, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "dialogues.txt").write_text("")
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "events.db").write_bytes(b"garbage " * 1000)
+    result = cli.invoke(app, command)
+    assert result.exit_code == 2
+    assert "error: var/events.db can not be used as the event log (file is not a database): restore it" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", [["worker", "--once"], ["topics", "apply"]])
+def test_a_wrong_address_of_kafka_is_named_with_the_remedy(
+    cli: CliRunner, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("SPARRING_PIPELINES__KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:9")
+    monkeypatch.setenv("SPARRING_PIPELINES__KAFKA__DELIVERY_TIMEOUT_SECONDS", "1")
+    result = cli.invoke(app, command)
+    assert result.exit_code == 2
+    assert "error: Kafka at 127.0.0.1:9 could not be reached within 1 s" in result.output
+    assert "correct [pipelines.kafka]" in result.output
+    assert "Traceback" not in result.output
