@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.errors import KafkaError
+from kafka.errors import (
+    AuthorizationError,
+    IllegalSaslStateError,
+    KafkaError,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+)
 from kafka.net.compat import KafkaNetClient
 
 from negotiation.event_log import EventLogUnavailable
@@ -90,6 +96,18 @@ def telling(settings: KafkaSettings, what: str) -> Iterator[None]:
     """Turn what kafka-python raises into EventLogUnavailable, naming brokers, what was tried and the remedy."""
     try:
         yield
+    except (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError) as error:
+        raise EventLogUnavailable(
+            f"Kafka at {settings.bootstrap_servers} did not let in user {settings.sasl_username!r} by "
+            f"{settings.sasl_mechanism} ({type(error).__name__}): correct sasl_username, sasl_password or "
+            "sasl_mechanism of [pipelines.kafka]"
+        ) from error
+    except AuthorizationError as error:
+        user = "without a login" if settings.sasl_username is None else f"as user {settings.sasl_username!r}"
+        raise EventLogUnavailable(
+            f"Kafka at {settings.bootstrap_servers} could not {what} {user} ({type(error).__name__}): grant what "
+            "docs/streaming.md lists to that user, or correct the login of [pipelines.kafka]"
+        ) from error
     except KafkaError as error:
         raise EventLogUnavailable(
             f"Kafka at {settings.bootstrap_servers} could not {what} within "

@@ -136,7 +136,12 @@ def test_events_that_come_later_are_found_by_the_next_poll(place: Place) -> None
 def test_poison_goes_to_the_dead_letters_while_the_rest_arrives(place: Place) -> None:
     log = place.open()
     log.append([message("a", 0), message("b", 0)])
-    for body in (b"not json, and somebody's words", b'{"schema_version": 99}', b'{"schema_version": 99}', b"\xff\x00"):
+    for body in (
+        b"not json, and somebody's words",
+        b'{"schema_version": 99}',
+        b'{"schema_version": 99}',
+        b"\xff\x00",
+    ):
         place.put_raw(body)
     log.append([message("a", 1), message("b", 1)])
     records = read_all(log, "g", 2)

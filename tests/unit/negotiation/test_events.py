@@ -70,7 +70,14 @@ def test_a_version_above_ours_is_refused_without_its_words():
 )
 def test_keys_that_come_from_the_record_are_not_in_the_reason(payload, field, path, key):
     """Whatever they are, also words that are names of fields elsewhere."""
-    context = {"scenario": "telesales", "seed": 1, "first_speaker": "agent", "turn_limit": 3, "public": {}, "views": {}}
+    context = {
+        "scenario": "telesales",
+        "seed": 1,
+        "first_speaker": "agent",
+        "turn_limit": 3,
+        "public": {},
+        "views": {},
+    }
     body = {"tenant": "t", "conversation_id": "c", "sequence": 0}
     body["payload"] = {**payload, "context": context, field: {key: ["no such value"]}}
     with pytest.raises(UnreadableEvent) as refused:

@@ -175,8 +175,12 @@ def test_what_was_acknowledged_before_kill_9_is_there_exactly_once(tmp_path: Pat
     assert acknowledged + 1 <= len(sequences) <= acknowledged + 2
 
 
-@pytest.mark.parametrize("garbage", [b"not a database at all, but longer than a header\n" * 9, b"SQLite format 3\0" * 99])
-def test_a_file_that_is_no_database_is_named_with_the_remedy_and_left_as_it_is(tmp_path: Path, garbage: bytes) -> None:
+@pytest.mark.parametrize(
+    "garbage", [b"not a database at all, but longer than a header\n" * 9, b"SQLite format 3\0" * 99]
+)
+def test_a_file_that_is_no_database_is_named_with_the_remedy_and_left_as_it_is(
+    tmp_path: Path, garbage: bytes
+) -> None:
     path = tmp_path / "events.db"
     path.write_bytes(garbage)
     with pytest.raises(EventLogUnavailable, match=r"events\.db can not be used as the event log .*: restore it"):

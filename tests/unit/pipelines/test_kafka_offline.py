@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka import ConsumerRebalanceListener, TopicPartition
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import (
+    GroupAuthorizationFailedError,
+    KafkaTimeoutError,
+    SaslAuthenticationFailedError,
+    TopicAuthorizationFailedError,
+)
+from pydantic import SecretStr
 
 from negotiation.event_log import DeadLetter, EventLogUnavailable, EventRefused
 from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, Message
@@ -139,6 +145,19 @@ def test_errors_of_kafka_name_brokers_limit_and_remedy() -> None:
     assert "start the brokers" in text
     with pytest.raises(EventLogUnavailable, match="check the ssl_ files"), telling(SETTINGS, "be reached"):
         raise PermissionError("key.pem")
+    with pytest.raises(EventLogUnavailable, match="without a login .*: grant what docs/streaming.md lists"):
+        with telling(SETTINGS, "be read by group 'g'"):
+            raise GroupAuthorizationFailedError
+    login = SETTINGS.model_copy(
+        update={"sasl_username": "me", "sasl_mechanism": "PLAIN", "sasl_password": SecretStr("open sesame")}
+    )
+    with pytest.raises(EventLogUnavailable) as caught, telling(login, "be reached"):
+        raise SaslAuthenticationFailedError("Invalid username or password")
+    assert "did not let in user 'me' by PLAIN (SaslAuthenticationFailedError): correct sasl_username" in str(
+        caught.value
+    )
+    with pytest.raises(EventLogUnavailable, match="as user 'me' "), telling(login, "take 3 records"):
+        raise TopicAuthorizationFailedError
     with pytest.raises(ZeroDivisionError), telling(SETTINGS, "be reached"):
         raise ZeroDivisionError
 

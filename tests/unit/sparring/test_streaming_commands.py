@@ -151,7 +151,9 @@ def test_a_damaged_event_log_is_named_with_the_remedy(cli: CliRunner, tmp_path: 
     (tmp_path / "var" / "events.db").write_bytes(b"garbage " * 1000)
     result = cli.invoke(app, command)
     assert result.exit_code == 2
-    assert "error: var/events.db can not be used as the event log (file is not a database): restore it" in result.output
+    assert (
+        "error: var/events.db can not be used as the event log (file is not a database): restore it" in result.output
+    )
     assert "Traceback" not in result.output
 
 
