@@ -55,7 +55,8 @@ class EventLogUnavailable(RuntimeError):
 class DeadLetter:
     """A record that was set aside. ``id`` is the same however often the record is set aside.
 
-    ``reason`` holds none of the record's words, ``body`` all of them. ``recorded_at`` is UTC.
+    ``reason`` holds none of the record's words, ``body`` all of them, unless the record was too large to be kept:
+    ``cut_from`` says then how many bytes it had, of which ``body`` is the beginning. ``recorded_at`` is UTC.
     """
 
     reason: str
@@ -64,6 +65,7 @@ class DeadLetter:
     offset: int
     recorded_at: datetime
     body: bytes = field(repr=False)
+    cut_from: int | None = None
 
     @property
     def id(self) -> str:
@@ -94,7 +96,7 @@ class DeadLetters(Protocol):
         """Append the event again, as this release reads it, and then forget the dead letter.
 
         Its consumers meet it at a new offset. Raises UnreadableEvent if it still can not be read, EventRefused if the
-        log will not take it; the dead letter stays then.
+        log will not take it; the dead letter stays then. One that was cut can not be read.
         """
         ...
 

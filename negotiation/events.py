@@ -14,9 +14,11 @@ publication of the same event is recognised wherever it arrives.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
@@ -164,4 +166,38 @@ def _reason(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     if first["loc"] == ("schema_version",) and first["type"] == "less_than_equal":
         return f"schema_version: newer than {SCHEMA_VERSION}, the newest that this release reads"
-    return f"{'.'.join(str(part) for part in first['loc']) or 'record'}: {first['type']}"
+    return f"{_path(first['loc']) or 'record'}: {first['type']}"
+
+
+def _path(location: Sequence[int | str]) -> str:
+    # Keys of a mapping are the writer's words, as values are.
+    names, mappings = _schema_words()
+    parts: list[str] = []
+    for place, part in enumerate(location):
+        parts.append(str(part) if isinstance(part, int) or part in names else "*")
+        if part in mappings and place + 1 < len(location):
+            parts.append("*")
+            break
+    return ".".join(parts)
+
+
+@cache
+def _schema_words() -> tuple[frozenset[str], frozenset[str]]:
+    """Words that may stand in a path since the schema itself has them, and those fields whose keys are free."""
+    names: set[str] = set()
+    mappings: set[str] = set()
+    for node in _nodes(ConversationEvent.model_json_schema()):
+        names.update(node.get("properties", ()), node.get("enum", ()))
+        if "const" in node:
+            names.add(str(node["const"]))
+        for name, field in node.get("properties", {}).items():
+            if any(each.get("type") == "object" for each in (field, *field.get("anyOf", ()))):
+                mappings.add(name)
+    return frozenset(names), frozenset(mappings)
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _nodes(inner)

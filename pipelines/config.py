@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from negotiation.events import CONVERSATIONS_TOPIC
 from negotiation.roles import Role
@@ -87,6 +96,22 @@ class KafkaSettings(BaseModel):
             missing = [name for name in login if name not in given]
             raise ValueError(f"security_protocol {self.security_protocol} needs {', '.join(missing)} too")
         return self
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keeps_the_password(cls, data: Any, handler: ModelWrapValidatorHandler[KafkaSettings]) -> KafkaSettings:
+        # Errors keep their input, here the whole table. Last of the validators, so around all of them.
+        if isinstance(data, Mapping) and "sasl_password" in data:
+            given = data["sasl_password"]
+            hidden = SecretStr(given) if isinstance(given, str) else given
+            known = hidden is None or isinstance(hidden, SecretStr)
+            data = {**data, "sasl_password": hidden if known else _NotText()}
+        return handler(data)
+
+
+class _NotText:
+    def __repr__(self) -> str:
+        return "(hidden)"
 
 
 class GateSettings(BaseModel):

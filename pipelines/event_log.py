@@ -21,7 +21,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from negotiation.event_log import DeadLetter, EventRefused, Record
+from negotiation.event_log import DeadLetter, EventLogUnavailable, EventRefused, Record
 from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, UnreadableEvent, read_event
 
 BUSY_TIMEOUT_SECONDS = 30.0
@@ -41,6 +41,14 @@ CREATE TABLE IF NOT EXISTS dead_letters (
     recorded_at TEXT NOT NULL
 );
 """
+
+_RESTORE = "restore it from a backup, or move it away and a new, empty one is begun"
+_REMEDIES = {
+    sqlite3.SQLITE_NOTADB: _RESTORE,
+    sqlite3.SQLITE_CORRUPT: _RESTORE,
+    sqlite3.SQLITE_CANTOPEN: "it must be a file, in a folder that may be written to; correct it, or state_dir",
+    sqlite3.SQLITE_READONLY: "let this user write to it and to its folder, or correct state_dir",
+}
 
 
 class EventConflict(EventRefused):
@@ -66,23 +74,29 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     try:
         yield connection
     except BaseException:
-        connection.execute("ROLLBACK")
+        # After some errors, such as those of a damaged file, SQLite has rolled back by itself.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 
 
 class SqliteEventLog:
-    """``negotiation.event_log.EventLog`` on one SQLite file. Safe to call from many threads and processes."""
+    """``negotiation.event_log.EventLog`` on one SQLite file. Safe to call from many threads and processes.
+
+    Opening and every call raise EventLogUnavailable for a file that is damaged, no database, or not accessible.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._connection = open_database(path, _SCHEMA)
+        with self._telling():
+            self._connection = open_database(path, _SCHEMA)
 
     def append(self, events: Sequence[ConversationEvent]) -> None:
         """Durable on return, all or none. Raises EventConflict naming the event that contradicts the log."""
         rows = [_row(event) for event in events]
-        with self._lock, transaction(self._connection) as connection:
+        with self._using() as database, transaction(database) as connection:
             for row, event in zip(rows, events, strict=True):
                 self._insert(connection, event, row)
 
@@ -110,11 +124,12 @@ class SqliteEventLog:
         if limit < 1:
             raise ValueError(f"limit is {limit}, must be at least 1")
         records: list[Record] = []
-        with self._lock:
+        with self._using():
             after = self._committed(group)
             while len(records) < limit:
                 rows = self._connection.execute(
-                    "SELECT offset, body FROM events WHERE offset > ? AND offset NOT IN "
+                    # As bytes, whatever was put there: SQLite refuses to read text that is no UTF-8.
+                    "SELECT offset, CAST(body AS BLOB) FROM events WHERE offset > ? AND offset NOT IN "
                     "(SELECT offset FROM dead_letters) ORDER BY offset LIMIT ?",
                     (after, limit - len(records)),
                 ).fetchall()
@@ -135,7 +150,7 @@ class SqliteEventLog:
         if set(handled) != {PARTITION}:
             raise ValueError(f"partitions {sorted(handled)}: the embedded log has only partition {PARTITION}")
         offset = handled[PARTITION]
-        with self._lock, transaction(self._connection) as connection:
+        with self._using() as database, transaction(database) as connection:
             last = connection.execute("SELECT coalesce(max(offset), 0) FROM events").fetchone()[0]
             if offset > last:
                 raise ValueError(f"group {group!r} commits offset {offset}, but {self.path} ends at {last}")
@@ -146,7 +161,7 @@ class SqliteEventLog:
             )
 
     def lag(self, group: str) -> int:
-        with self._lock:
+        with self._using():
             count = self._connection.execute(
                 "SELECT count(*) FROM events WHERE offset > ? AND offset NOT IN (SELECT offset FROM dead_letters)",
                 (self._committed(group),),
@@ -155,12 +170,12 @@ class SqliteEventLog:
 
     def bury(self, record: Record, reason: str) -> None:
         """Dead-letter a record that can be read and yet makes no sense to its consumer."""
-        with self._lock:
-            self._bury(record.offset, record.event.model_dump_json(), reason)
+        with self._using():
+            self._bury(record.offset, record.event.model_dump_json().encode(), reason)
 
     def dead_letters(self) -> dict[str, int]:
         """How many records were set aside, by reason."""
-        with self._lock:
+        with self._using():
             rows = self._connection.execute(
                 "SELECT reason, count(*) FROM dead_letters GROUP BY reason ORDER BY reason"
             ).fetchall()
@@ -168,9 +183,9 @@ class SqliteEventLog:
 
     def each_dead_letter(self) -> Iterator[DeadLetter]:
         """Those that there were at the call, in the order of their offsets."""
-        with self._lock:
+        with self._using():
             rows = self._connection.execute(
-                "SELECT offset, reason, recorded_at, body FROM dead_letters ORDER BY offset"
+                "SELECT offset, reason, recorded_at, CAST(body AS BLOB) FROM dead_letters ORDER BY offset"
             ).fetchall()
         for offset, reason, recorded_at, body in rows:
             yield DeadLetter(
@@ -179,13 +194,13 @@ class SqliteEventLog:
                 partition=PARTITION,
                 offset=offset,
                 recorded_at=datetime.fromisoformat(recorded_at),
-                body=str(body).encode(),
+                body=body,
             )
 
     def retry(self, letter: DeadLetter) -> None:
         """Move the event to the end of the log, in one transaction. Raises UnreadableEvent, or EventConflict."""
         event = read_event(letter.body)
-        with self._lock, transaction(self._connection) as connection:
+        with self._using() as database, transaction(database) as connection:
             # The event id may be the old row's own, so that one goes first.
             connection.execute("DELETE FROM events WHERE offset = ?", (letter.offset,))
             self._insert(connection, event, _row(event))
@@ -195,11 +210,31 @@ class SqliteEventLog:
         with self._lock:
             self._connection.close()
 
+    @contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._telling():
+            yield self._connection
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A file that is damaged, or cannot be opened at all, becomes EventLogUnavailable."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            # Extended codes have the kind in their lowest byte.
+            remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+            if remedy is None:
+                raise
+            raise EventLogUnavailable(f"{self.path} can not be used as the event log ({error}): {remedy}") from error
+        except OSError as error:
+            remedy = _REMEDIES[sqlite3.SQLITE_CANTOPEN]
+            raise EventLogUnavailable(f"{self.path} can not be used as the event log ({error}): {remedy}") from error
+
     def _committed(self, group: str) -> int:
         row = self._connection.execute("SELECT offset FROM committed WHERE consumer_group = ?", (group,)).fetchone()
         return 0 if row is None else int(row[0])
 
-    def _bury(self, offset: int, body: str, reason: str) -> None:
+    def _bury(self, offset: int, body: bytes, reason: str) -> None:
         self._connection.execute(
             "INSERT OR IGNORE INTO dead_letters VALUES (?, ?, ?, ?)",
             (offset, reason, body, datetime.now(UTC).isoformat()),

@@ -6,12 +6,19 @@ transactions (event ids make repeats harmless).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.errors import KafkaError
+from kafka.errors import (
+    AuthorizationError,
+    IllegalSaslStateError,
+    KafkaError,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+)
+from kafka.net.compat import KafkaNetClient
 
 from negotiation.event_log import EventLogUnavailable
 from pipelines.config import KafkaSettings
@@ -22,6 +29,7 @@ MAX_RECORD_BYTES = 1_000_000
 SESSION_MILLISECONDS, HEARTBEAT_MILLISECONDS = 15_000, 3_000
 """After a consumer died, its partitions are given to others within the first."""
 _UNKNOWN_TOPIC = 3
+_C = TypeVar("_C")
 
 
 class TopicMissing(EventLogUnavailable):
@@ -88,6 +96,18 @@ def telling(settings: KafkaSettings, what: str) -> Iterator[None]:
     """Turn what kafka-python raises into EventLogUnavailable, naming brokers, what was tried and the remedy."""
     try:
         yield
+    except (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError) as error:
+        raise EventLogUnavailable(
+            f"Kafka at {settings.bootstrap_servers} did not let in user {settings.sasl_username!r} by "
+            f"{settings.sasl_mechanism} ({type(error).__name__}): correct sasl_username, sasl_password or "
+            "sasl_mechanism of [pipelines.kafka]"
+        ) from error
+    except AuthorizationError as error:
+        user = "without a login" if settings.sasl_username is None else f"as user {settings.sasl_username!r}"
+        raise EventLogUnavailable(
+            f"Kafka at {settings.bootstrap_servers} could not {what} {user} ({type(error).__name__}): grant what "
+            "docs/streaming.md lists to that user, or correct the login of [pipelines.kafka]"
+        ) from error
     except KafkaError as error:
         raise EventLogUnavailable(
             f"Kafka at {settings.bootstrap_servers} could not {what} within "
@@ -102,23 +122,39 @@ def telling(settings: KafkaSettings, what: str) -> Iterator[None]:
         ) from error
 
 
+def _made(make: Callable[..., _C], options: dict[str, Any]) -> _C:
+    # A constructor that fails leaves its network thread and sockets behind, and nothing to close them by.
+    networks: list[KafkaNetClient] = []
+
+    def network(**configs: Any) -> KafkaNetClient:
+        networks.append(KafkaNetClient(**configs))
+        return networks[-1]
+
+    try:
+        return make(**options, kafka_client=network)
+    except BaseException:
+        for each in networks:
+            each.close()
+        raise
+
+
 def open_producer(settings: KafkaSettings) -> KafkaProducer:
     """A connected producer. Raises EventLogUnavailable."""
     with telling(settings, "be reached"):
-        return KafkaProducer(**producer_options(settings))
+        return _made(KafkaProducer, producer_options(settings))
 
 
 def open_consumer(settings: KafkaSettings, group: str | None) -> KafkaConsumer:
     """A connected consumer that has subscribed to nothing. Raises EventLogUnavailable."""
     with telling(settings, "be reached"):
-        return KafkaConsumer(**consumer_options(settings, group))
+        return _made(KafkaConsumer, consumer_options(settings, group))
 
 
 @contextmanager
 def administration(settings: KafkaSettings) -> Iterator[KafkaAdminClient]:
     """A connected administration client. Raises EventLogUnavailable, also for what is raised inside."""
     with telling(settings, "be reached"):
-        client = KafkaAdminClient(**client_options(settings))
+        client = _made(KafkaAdminClient, client_options(settings))
     try:
         with telling(settings, "answer"):
             yield client

@@ -1,6 +1,6 @@
 """Dead letters in a Kafka topic of their own.
 
-A dead letter is the record's own bytes, its key the place that it came from, and headers that say why and when. A
+A dead letter is the record's own bytes (of one too large to be kept beside its headers: the beginning), its key the place that it came from, and headers that say why and when. A
 record set aside twice (redelivered before its commit) has the same key and counts once. One that was tried again is
 followed by a tombstone under its key: the topic is only ever appended to.
 """
@@ -8,8 +8,10 @@ followed by a tombstone under its key: the topic is only ever appended to.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +26,48 @@ from pipelines.kafka_publisher import Outgoing, Publisher
 log = logging.getLogger(__name__)
 
 REASON, SOURCE_TOPIC, SOURCE_PARTITION, SOURCE_OFFSET = "reason", "source_topic", "source_partition", "source_offset"
-RECORDED_AT, RETRIED_AT = "recorded_at", "retried_at"
+RECORDED_AT, RETRIED_AT, CUT_FROM = "recorded_at", "retried_at", "cut_from_bytes"
+MAX_LETTER_BYTES = 1_024_000
+"""Body and headers together: well under the 1,048,588 bytes that brokers accept by default. Records near that limit,
+or of a topic with a higher one, would never become dead letters otherwise, and block their partition."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A record that is no event of a known version."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    reason: str
+
+
+class Buried:
+    """Where the records are that were set aside and not committed yet. Safe to use from many threads.
+
+    Another group of the same process that is behind meets such a record again: it may set it aside itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offsets: dict[int, set[int]] = {}
+
+    def add(self, partition: int, offset: int) -> None:
+        with self._lock:
+            self._offsets.setdefault(partition, set()).add(offset)
+
+    def forget_before(self, partition: int, offset: int) -> None:
+        with self._lock:
+            self._offsets[partition] = {each for each in self._offsets.get(partition, ()) if each >= offset}
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        with self._lock:
+            return place[1] in self._offsets.get(place[0], ())
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(offsets) for offsets in self._offsets.values())
 
 
 class KafkaDeadLetters:
@@ -88,7 +131,7 @@ class KafkaDeadLetters:
 
 
 def outgoing(letter: DeadLetter) -> Outgoing:
-    """A dead letter as a record of its topic."""
+    """A dead letter as a record of its topic, its body cut where it would be too large for one."""
     headers = {
         REASON: letter.reason,
         SOURCE_TOPIC: letter.topic,
@@ -96,7 +139,13 @@ def outgoing(letter: DeadLetter) -> Outgoing:
         SOURCE_OFFSET: str(letter.offset),
         RECORDED_AT: letter.recorded_at.isoformat(),
     }
-    return Outgoing(_key(letter), letter.body, [(name, value.encode()) for name, value in headers.items()])
+    sent = [(name, value.encode()) for name, value in headers.items()]
+    room = MAX_LETTER_BYTES - sum(len(name.encode()) + len(value) for name, value in sent)
+    if letter.cut_from is not None or len(letter.body) > room:
+        size = str(letter.cut_from or len(letter.body)).encode()
+        sent.append((CUT_FROM, size))
+        room = max(0, room - len(CUT_FROM) - len(size))
+    return Outgoing(_key(letter), letter.body[:room], sent)
 
 
 def read_letter(record: Any) -> DeadLetter | None:
@@ -111,6 +160,7 @@ def read_letter(record: Any) -> DeadLetter | None:
             offset=offset,
             recorded_at=datetime.fromisoformat(headers[RECORDED_AT]),
             body=record.value,
+            cut_from=int(headers[CUT_FROM]) if CUT_FROM in headers else None,
         )
     except (KeyError, ValueError):
         return None

@@ -31,6 +31,7 @@ from negotiation.event_log import EventLogUnavailable, Record
 from negotiation.events import UnreadableEvent, read_event
 from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import check_topics, open_consumer, telling
+from pipelines.kafka_dead_letters import Buried, Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +39,6 @@ JOIN_SECONDS = 60.0
 """Longest wait to be admitted to the group: longer than the brokers need to notice that a member died."""
 _POLL_MILLISECONDS = 200
 _TAKEN_AWAY = (CommitFailedError, IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A record that is no event of a known version."""
-
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes
-    reason: str
 
 
 @dataclass
@@ -84,7 +74,7 @@ class _Rebalances(ConsumerRebalanceListener):
 class GroupReader:
     """``bury`` is handed the unreadable records of a poll and returns once they are durable elsewhere.
 
-    ``is_buried`` tells of records that can be read and were set aside all the same: they are passed over.
+    ``buried`` has those that were set aside, also such as can be read: they are passed over. What is committed leaves it.
     """
 
     def __init__(
@@ -93,10 +83,10 @@ class GroupReader:
         topic: str,
         group: str,
         bury: Callable[[list[Unreadable]], None],
-        is_buried: Callable[[int, int], bool],
+        buried: Buried,
     ) -> None:
         self._settings, self._topic, self._group = settings, topic, group
-        self._bury, self._is_buried = bury, is_buried
+        self._bury, self._buried = bury, buried
         self._lock = threading.Lock()
         self._handed_out: dict[TopicPartition, _HandedOut] = {}
         self._rebalances = _Rebalances(self._handed_out)
@@ -104,7 +94,10 @@ class GroupReader:
         self._timeout = round(1000 * settings.delivery_timeout_seconds)
 
     def poll(self, limit: int) -> list[Record]:
-        """Up to ``limit`` records. None means that there is nothing new in the partitions that are ours now."""
+        """Up to ``limit`` records. None means that there is nothing new in the partitions that are ours now.
+
+        Raises EventLogUnavailable, also where there is something new and the brokers do not send it.
+        """
         with self._lock, telling(self._settings, f"be read by group {self._group!r}"):
             consumer = self._connected()
             self._rewind(consumer)
@@ -202,9 +195,15 @@ class GroupReader:
             elif not self._behind(consumer, ends):
                 return
             elif time.monotonic() > quiet_until:
-                # Raises if the brokers are away; else what is left between here and the end are no records.
-                consumer.end_offsets(list(ends), timeout_ms=self._timeout)
-                return
+                if records:
+                    return
+                # To return nothing would say that everything was read.
+                raise EventLogUnavailable(
+                    f"Kafka at {self._settings.bootstrap_servers} has records of {self._topic} that group "
+                    f"{self._group!r} has not read, and sent none within "
+                    f"{self._settings.delivery_timeout_seconds:g} s: look after the brokers, or raise "
+                    "delivery_timeout_seconds of [pipelines.kafka]"
+                )
             if self._take(consumer, _POLL_MILLISECONDS, limit - len(records), records, unreadable):
                 quiet_until = time.monotonic() + self._settings.delivery_timeout_seconds
             if len(unreadable) >= limit:
@@ -226,7 +225,7 @@ class GroupReader:
             for raw in fetched:
                 handed_out = self._handed_out.setdefault(partition, _HandedOut(raw.offset, raw.offset))
                 handed_out.end = raw.offset + 1
-                if self._is_buried(raw.partition, raw.offset):
+                if (raw.partition, raw.offset) in self._buried:
                     continue
                 try:
                     records.append(Record(raw.offset, read_event(raw.value or b""), raw.partition))
@@ -275,6 +274,7 @@ class GroupReader:
             )
             return
         for partition, offset in offsets.items():
+            self._buried.forget_before(partition.partition, offset)
             handed_out = self._handed_out.pop(partition, None)
             if handed_out is not None and offset < handed_out.end:
                 self._handed_out[partition] = _HandedOut(offset, handed_out.end, handed_out.last)

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from negotiation.event_log import DeadLetter, EventRefused, Record
-from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, read_event
+from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, UnreadableEvent, read_event
 from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import MAX_RECORD_BYTES
-from pipelines.kafka_dead_letters import KafkaDeadLetters
-from pipelines.kafka_group import GroupReader, Unreadable
+from pipelines.kafka_dead_letters import Buried, KafkaDeadLetters, Unreadable
+from pipelines.kafka_group import GroupReader
 from pipelines.kafka_publisher import Outgoing, Publisher
 
 
@@ -34,7 +34,7 @@ class KafkaEventLog:
         self._letters = KafkaDeadLetters(settings, self._publisher)
         self._lock = threading.Lock()
         self._readers: dict[str, GroupReader] = {}
-        self._buried: set[tuple[int, int]] = set()
+        self._buried = Buried()
 
     def append(self, events: Sequence[ConversationEvent]) -> None:
         """All acknowledged on return. Raises EventLogUnavailable naming the brokers; some may be written then.
@@ -79,7 +79,7 @@ class KafkaEventLog:
         """Dead-letter a record that can be read and yet makes no sense to its consumer."""
         body = record.event.model_dump_json().encode()
         self._letters.put([_letter(record.partition, record.offset, body, reason)])
-        self._buried.add((record.partition, record.offset))
+        self._buried.add(record.partition, record.offset)
 
     def dead_letters(self) -> dict[str, int]:
         """How many records are set aside, by reason."""
@@ -90,7 +90,16 @@ class KafkaEventLog:
         return self._letters.each()
 
     def retry(self, letter: DeadLetter) -> None:
-        """Append the event, then mark the dead letter as done; a crash in between repeats a harmless append."""
+        """Append the event, then mark the dead letter as done; a crash in between repeats a harmless append.
+
+        Raises UnreadableEvent for one that was cut.
+        """
+        if letter.cut_from is not None:
+            raise UnreadableEvent(
+                f"only the first {len(letter.body):,} of its {letter.cut_from:,} bytes were kept: read the rest at "
+                f"offset {letter.offset} of partition {letter.partition} of {letter.topic}, while Kafka keeps that, "
+                "and have its writer send it anew"
+            )
         self.append([read_event(letter.body)])
         self._letters.forget(letter)
 
@@ -106,16 +115,14 @@ class KafkaEventLog:
         with self._lock:
             reader = self._readers.get(group)
             if reader is None:
-                reader = GroupReader(self._settings, CONVERSATIONS_TOPIC, group, self._set_aside, self._is_buried)
+                reader = GroupReader(self._settings, CONVERSATIONS_TOPIC, group, self._set_aside, self._buried)
                 self._readers[group] = reader
             return reader
 
     def _set_aside(self, unreadable: list[Unreadable]) -> None:
         self._letters.put([_letter(bad.partition, bad.offset, bad.value, bad.reason) for bad in unreadable])
-        self._buried.update((bad.partition, bad.offset) for bad in unreadable)
-
-    def _is_buried(self, partition: int, offset: int) -> bool:
-        return (partition, offset) in self._buried
+        for bad in unreadable:
+            self._buried.add(bad.partition, bad.offset)
 
 
 def _letter(partition: int, offset: int, body: bytes, reason: str) -> DeadLetter:

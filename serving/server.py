@@ -28,8 +28,8 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 _OWN = ("serving", "uvicorn")
-_LIBRARIES = ("aiosqlite", "asyncio", "langgraph", "opentelemetry", "psycopg", "sqlalchemy")
-"""Below WARNING some of these write the values of statements."""
+_LIBRARIES = ("aiosqlite", "asyncio", "kafka", "langgraph", "opentelemetry", "psycopg", "sqlalchemy")
+"""Below WARNING some of these write the values of statements, kafka at DEBUG whole records and its password."""
 
 
 class AddressUnavailable(OSError):

@@ -126,9 +126,11 @@ def load_settings(config: Path | None = None, overrides: Mapping[str, Any] | Non
     except ValidationError as error:
         source = f" ({path}, environment or options)" if path else " (environment or options)"
         lines = [_explain(dict(problem)) for problem in error.errors()]
-        raise SettingsError("\n".join(f"{line}{source}" for line in lines)) from error
+        told = "\n".join(f"{line}{source}" for line in lines)
     except ValueError as error:
-        raise SettingsError(f"the environment's {PREFIX}... variables cannot be read: {error}") from error
+        told = f"the environment's {PREFIX}... variables cannot be read: {error}"
+    # Out here it has neither cause nor context: those errors keep what was read, passwords too.
+    raise SettingsError(told)
 
 
 def _config_path(config: Path | None) -> Path | None:

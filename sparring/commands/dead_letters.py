@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparring.commands.options import ConfigOption, JsonOption, print_json, say, settings_from
+from sparring.commands.options import ConfigOption, JsonOption, print_json, printable, say, settings_from
 from sparring.errors import MisuseError, RefusedError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def list_letters(
     """Count them by reason, or name those of one reason. What they say is shown by `show` alone."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     with _event_log(config) as (log, place):
         if reason is None:
@@ -42,7 +43,8 @@ def list_letters(
         return
     table = Table(*rows[0], box=None)
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        # As Text, which knows no markup: brackets are the reason's own.
+        table.add_row(*(Text(printable("" if value is None else str(value))) for value in row.values()))
     Console().print(table)
 
 
@@ -52,7 +54,10 @@ def show(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print one of them with its body, which may hold what a customer wrote."""
+    """Print one of them with its body, which may hold what a customer wrote.
+
+    What could steer a terminal is shown escaped; --json has the body as it is.
+    """
     with _event_log(config) as (log, place):
         letter = _find(log, letter_id, place)
     body = letter.body.decode("utf-8", "replace")
@@ -60,8 +65,9 @@ def show(
         print_json({**_plain(letter), "body": body})
         return
     for key, value in _plain(letter).items():
-        typer.echo(f"{key}: {value}")
-    typer.echo(body)
+        if value is not None:
+            typer.echo(printable(f"{key}: {value}"))
+    typer.echo(printable(body, keep="\n\t"))
 
 
 @app.command(epilog="Example: sparring dead-letter retry 0-1234")
@@ -135,6 +141,7 @@ def _plain(letter: DeadLetter) -> dict[str, Any]:
         "partition": letter.partition,
         "offset": letter.offset,
         "recorded_at": letter.recorded_at.isoformat(timespec="seconds"),
+        "cut_from_bytes": letter.cut_from,
     }
 
 

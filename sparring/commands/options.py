@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -40,6 +41,23 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 def say(text: str = "") -> None:
     """Something for the reader; on standard error, so that results can be piped."""
     typer.echo(text, err=True)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Somebody else's text for a terminal: what would steer it is escaped, as are characters that hide.
+
+    ``keep``: control characters that stay as they are.
+    """
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def log_plainly(level: int = logging.INFO) -> None:
+    """Log to standard error from ``level`` on, one line a record; kafka-python never below INFO."""
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # At DEBUG it writes the values of records, what customers said, and the password that it logs in with.
+    logging.getLogger("kafka").setLevel(max(level, logging.INFO))
 
 
 def print_json(value: Any) -> None:

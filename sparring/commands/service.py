@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Annotated
 
 import typer
 
-from sparring.commands.options import ConfigOption, say, settings_from
+from sparring.commands.options import ConfigOption, log_plainly, say, settings_from
 from sparring.errors import MisuseError
 
 
@@ -52,6 +51,6 @@ def worker(
     from sparring.compose import run_worker
 
     settings = settings_from(config)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_plainly()
     rounds = run_worker(settings, threading.Event(), once=once)
     say(f"{rounds} rounds finished")

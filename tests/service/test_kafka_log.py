@@ -17,7 +17,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 
 from negotiation.event_log import EventLogUnavailable, Record, positions
-from negotiation.events import CONVERSATIONS_TOPIC, DEAD_LETTER_TOPIC, ConversationEvent, Message
+from negotiation.events import CONVERSATIONS_TOPIC, DEAD_LETTER_TOPIC, ConversationEvent, Message, UnreadableEvent
 from negotiation.roles import Role
 from pipelines.config import KafkaSettings
 from pipelines.kafka_connection import TopicMissing
@@ -265,6 +265,46 @@ def test_a_dead_letter_says_where_it_came_from(kafka_broker: Any, open_log: Call
         "source_offset": str(record.offset),
     }
     assert ConversationEvent.model_validate_json(raw.value) == record.event
+
+
+def test_what_was_set_aside_is_remembered_only_until_it_is_committed(
+    kafka_broker: Any, open_log: Callable[[], KafkaEventLog]
+) -> None:
+    log = open_log()
+    producer = KafkaProducer(bootstrap_servers=kafka_broker.address)
+    for number in range(20):
+        producer.send(CONVERSATIONS_TOPIC, key=b"%d" % number, value=b"no event")
+    producer.flush(10)
+    producer.close()
+    log.append([message(f"c{number}", 0) for number in range(20)])
+    records = log.poll("g", 100)
+    for record in records[:5]:
+        log.bury(record, "nonsense")
+    assert len(log._buried) == 25
+    while records:
+        log.commit("g", positions(records))
+        records = log.poll("g", 100)
+    assert log.lag("g") == 0
+    assert len(log._buried) == 0
+
+
+def test_an_unreadable_record_at_the_size_limit_is_cut_and_does_not_block_its_partition(
+    kafka_broker: Any, open_log: Callable[[], KafkaEventLog]
+) -> None:
+    size = 1_048_000
+    producer = KafkaProducer(bootstrap_servers=kafka_broker.address, max_request_size=2 * size)
+    producer.send(CONVERSATIONS_TOPIC, key=b"a", value=b"x" * size).get(10)
+    producer.close()
+    log = open_log()
+    log.append([message("a", 0)])
+    read_until(log, {message("a", 0).event_id})
+    (letter,) = log.each_dead_letter()
+    assert letter.cut_from == size
+    assert letter.body == b"x" * len(letter.body)
+    assert len(letter.body) > 1_000_000
+    with pytest.raises(UnreadableEvent, match=rf"of its 1,048,000 bytes were kept: .* offset {letter.offset} of"):
+        log.retry(letter)
+    assert [each.id for each in log.each_dead_letter()] == [letter.id]
 
 
 def configure(folder: Path, address: str) -> None:

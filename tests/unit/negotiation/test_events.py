@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from negotiation.events import (
     SCHEMA_VERSION,
@@ -55,6 +57,33 @@ def test_a_version_above_ours_is_refused_without_its_words():
     with pytest.raises(UnreadableEvent, match=r"payload\.message\.text: string_type") as refused:
         read_event(json.dumps({**body, "schema_version": 1, "payload": {**OLD_MESSAGE, "text": 4711}}))
     assert "4711" not in str(refused.value)
+
+
+@given(key=st.text(min_size=1))
+@pytest.mark.parametrize(
+    ("payload", "field", "path"),
+    [
+        ({"type": "opened", "adapter": "a"}, "labels", "payload.opened.labels.*: string_type"),
+        ({"type": "outcome", "agreed": True}, "rewards", "payload.outcome.rewards.*: "),
+        ({"type": "outcome", "agreed": True}, "points", "payload.outcome.points.*: "),
+    ],
+)
+def test_keys_that_come_from_the_record_are_not_in_the_reason(payload, field, path, key):
+    """Whatever they are, also words that are names of fields elsewhere."""
+    context = {
+        "scenario": "telesales",
+        "seed": 1,
+        "first_speaker": "agent",
+        "turn_limit": 3,
+        "public": {},
+        "views": {},
+    }
+    body = {"tenant": "t", "conversation_id": "c", "sequence": 0}
+    body["payload"] = {**payload, "context": context, field: {key: ["no such value"]}}
+    with pytest.raises(UnreadableEvent) as refused:
+        read_event(json.dumps(body))
+    assert str(refused.value).startswith(path)
+    assert str(refused.value).removeprefix(path) in {"", "enum", "float_type"}
 
 
 def test_events_of_version_one_do_not_say_that_training_may_use_them():

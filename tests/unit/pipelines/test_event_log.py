@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from negotiation.event_log import positions
+from negotiation.event_log import EventLogUnavailable, positions
 from negotiation.events import ConversationEvent, Message
 from negotiation.roles import Role
 from pipelines.event_log import EventConflict, SqliteEventLog
@@ -141,7 +141,7 @@ def test_threads_and_second_handles_lose_nothing(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from negotiation.event_log import positions
+from negotiation.event_log import EventLogUnavailable, positions
 from negotiation.events import ConversationEvent, Message
 from pipelines.event_log import SqliteEventLog
 log = SqliteEventLog(Path(sys.argv[1]))
@@ -173,3 +173,37 @@ def test_what_was_acknowledged_before_kill_9_is_there_exactly_once(tmp_path: Pat
     sequences = [record.event.sequence for record in SqliteEventLog(path).poll("g", 100_000)]
     assert sequences == list(range(len(sequences)))
     assert acknowledged + 1 <= len(sequences) <= acknowledged + 2
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"not a database at all, but longer than a header\n" * 9, b"SQLite format 3\0" * 99]
+)
+def test_a_file_that_is_no_database_is_named_with_the_remedy_and_left_as_it_is(
+    tmp_path: Path, garbage: bytes
+) -> None:
+    path = tmp_path / "events.db"
+    path.write_bytes(garbage)
+    with pytest.raises(EventLogUnavailable, match=r"events\.db can not be used as the event log .*: restore it"):
+        SqliteEventLog(path)
+    assert path.read_bytes() == garbage
+
+
+def test_a_file_damaged_in_the_middle_is_named_by_whatever_meets_the_damage(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    log = SqliteEventLog(path)
+    log.append([message("a", n, "x" * 1000) for n in range(100)])
+    log.close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    path.write_bytes(content)
+    for use in (lambda log: log.poll("g", 200), lambda log: log.append([message("b", 0)]), lambda log: log.lag("g")):
+        with pytest.raises(EventLogUnavailable, match=r"events\.db can not be used .*: restore it from a backup"):
+            use(SqliteEventLog(path))
+
+
+def test_a_place_that_can_hold_no_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "events.db").mkdir(parents=True)
+    for path in (tmp_path / "file" / "events.db", tmp_path / "folder" / "events.db"):
+        with pytest.raises(EventLogUnavailable, match=r"events\.db can not be used .* correct it, or state_dir"):
+            SqliteEventLog(path)

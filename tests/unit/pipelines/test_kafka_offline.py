@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka.errors import KafkaTimeoutError
+from kafka import ConsumerRebalanceListener, TopicPartition
+from kafka.errors import (
+    GroupAuthorizationFailedError,
+    KafkaTimeoutError,
+    SaslAuthenticationFailedError,
+    TopicAuthorizationFailedError,
+)
+from pydantic import SecretStr
 
 from negotiation.event_log import DeadLetter, EventLogUnavailable, EventRefused
 from negotiation.events import CONVERSATIONS_TOPIC, ConversationEvent, Message
 from negotiation.roles import Role
 from pipelines.config import KafkaSettings
-from pipelines.kafka_connection import MAX_RECORD_BYTES, telling
-from pipelines.kafka_dead_letters import outgoing, read_letter
+from pipelines.kafka_connection import MAX_RECORD_BYTES, administration, open_consumer, open_producer, telling
+from pipelines.kafka_dead_letters import MAX_LETTER_BYTES, outgoing, read_letter
 from pipelines.kafka_log import KafkaEventLog
+from pipelines.kafka_publisher import Outgoing
 from pipelines.kafka_topics import Topic, differences, wanted_topics
 
 # Nobody listens on the discard port; whoever connects is refused.
@@ -56,6 +69,68 @@ def test_an_event_that_kafka_never_takes_is_refused_before_any_is_sent() -> None
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "connect",
+    [
+        lambda kafka: open_producer(kafka),
+        lambda settings: open_consumer(settings, "g"),
+        lambda settings: administration(settings).__enter__(),
+    ],
+    ids=["producer", "consumer", "administration"],
+)
+def test_failed_connections_leave_no_thread_and_no_socket_behind(
+    connect: Callable[[KafkaSettings], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Captured records would keep errors, and those their sockets.
+    caplog.set_level(logging.CRITICAL, "kafka")
+    # Less than a setting may be, so that ten tries take no time.
+    hasty = SETTINGS.model_copy(update={"delivery_timeout_seconds": 0.02})
+
+    def held() -> tuple[int, int]:
+        # Refused sockets are held by their errors' tracebacks, in cycles.
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    before = held()
+    for _ in range(10):
+        with pytest.raises(EventLogUnavailable):
+            connect(hasty)
+    assert held() == before
+
+
+class SilentConsumer:
+    """Stands for kafka-python's where a broker tells how far a partition goes, and sends nothing of it."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    def subscribe(self, topics: list[str], listener: ConsumerRebalanceListener) -> None:
+        listener.on_partitions_assigned(self.assignment())
+
+    def assignment(self) -> set[TopicPartition]:
+        return {TopicPartition(CONVERSATIONS_TOPIC, 0)}
+
+    def end_offsets(self, partitions: list[TopicPartition], timeout_ms: int) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+    def position(self, partition: TopicPartition, timeout_ms: int) -> int:
+        return 0
+
+    def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, list[Raw]]:
+        return {}
+
+
+def test_a_silent_broker_is_not_taken_for_the_end_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = SilentConsumer(end=0)
+    monkeypatch.setattr("pipelines.kafka_group.check_topics", lambda *_: None)
+    monkeypatch.setattr("pipelines.kafka_group.open_consumer", lambda *_: consumer)
+    log = KafkaEventLog(SETTINGS.model_copy(update={"delivery_timeout_seconds": 0.01}))
+    assert log.poll("g", 5) == []
+    consumer.end = 1
+    with pytest.raises(EventLogUnavailable, match=r"has records of .* that group 'g' has not read, and sent none"):
+        log.poll("g", 5)
+
+
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_limit_under_one_is_refused(limit: int) -> None:
     with pytest.raises(ValueError, match=f"limit is {limit}"):
@@ -70,6 +145,19 @@ def test_errors_of_kafka_name_brokers_limit_and_remedy() -> None:
     assert "start the brokers" in text
     with pytest.raises(EventLogUnavailable, match="check the ssl_ files"), telling(SETTINGS, "be reached"):
         raise PermissionError("key.pem")
+    with pytest.raises(EventLogUnavailable, match="without a login .*: grant what docs/streaming.md lists"):
+        with telling(SETTINGS, "be read by group 'g'"):
+            raise GroupAuthorizationFailedError
+    login = SETTINGS.model_copy(
+        update={"sasl_username": "me", "sasl_mechanism": "PLAIN", "sasl_password": SecretStr("open sesame")}
+    )
+    with pytest.raises(EventLogUnavailable) as caught, telling(login, "be reached"):
+        raise SaslAuthenticationFailedError("Invalid username or password")
+    assert "did not let in user 'me' by PLAIN (SaslAuthenticationFailedError): correct sasl_username" in str(
+        caught.value
+    )
+    with pytest.raises(EventLogUnavailable, match="as user 'me' "), telling(login, "take 3 records"):
+        raise TopicAuthorizationFailedError
     with pytest.raises(ZeroDivisionError), telling(SETTINGS, "be reached"):
         raise ZeroDivisionError
 
@@ -91,6 +179,27 @@ def test_a_dead_letter_is_read_as_it_was_written(
     assert read_letter(Raw(sent.value, list(sent.headers))) == letter
 
 
+@settings(max_examples=25)
+@given(reason=st.text(max_size=300), over=st.integers(-400, 2_000_000), offset=st.integers(0, 2**62))
+def test_a_dead_letter_and_its_headers_never_exceed_the_limit_and_a_cut_one_says_so(
+    reason: str, over: int, offset: int
+) -> None:
+    body = b"x" * (MAX_LETTER_BYTES + over)
+    sent = outgoing(DeadLetter(reason, CONVERSATIONS_TOPIC, 1, offset, datetime.now(UTC), body))
+    assert sent.value is not None
+    assert len(sent.value) + sum(len(name) + len(value) for name, value in sent.headers) <= MAX_LETTER_BYTES
+    letter = read_letter(Raw(sent.value, list(sent.headers)))
+    assert letter is not None
+    assert letter.cut_from == (None if sent.value == body else len(body))
+    # Set aside again after being read back, as by a copy between clusters, it is still the same.
+    assert read_letter(Raw(*_raw(outgoing(letter)))) == letter
+
+
+def _raw(sent: Outgoing) -> tuple[bytes, list[tuple[str, bytes | None]]]:
+    assert sent.value is not None
+    return sent.value, list(sent.headers)
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -105,8 +214,8 @@ def test_what_somebody_else_wrote_is_no_dead_letter(headers: list[tuple[str, byt
 
 
 def test_topics_are_partitioned_kept_and_compacted_as_configured() -> None:
-    settings = KafkaSettings(bootstrap_servers="a:1", partitions=12, replication_factor=3, retention_days=0.5)
-    conversations, dead, adapters = wanted_topics(settings)
+    kafka = KafkaSettings(bootstrap_servers="a:1", partitions=12, replication_factor=3, retention_days=0.5)
+    conversations, dead, adapters = wanted_topics(kafka)
     expected = {"cleanup.policy": "delete", "retention.ms": "43200000", "min.insync.replicas": "2"}
     assert (conversations.partitions, conversations.replication_factor, dict(conversations.config)) == (
         12,
@@ -115,7 +224,7 @@ def test_topics_are_partitioned_kept_and_compacted_as_configured() -> None:
     )
     assert (dead.partitions, dict(dead.config)) == (1, expected)
     assert dict(adapters.config) == {"cleanup.policy": "compact", "min.insync.replicas": "2"}
-    single = wanted_topics(settings.model_copy(update={"replication_factor": 1}))
+    single = wanted_topics(kafka.model_copy(update={"replication_factor": 1}))
     assert not [topic for topic in single if "min.insync.replicas" in topic.config]
 
 

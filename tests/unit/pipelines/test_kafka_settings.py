@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from pydantic import ValidationError
 
+from negotiation.event_log import EventLogUnavailable
 from pipelines.config import KafkaSettings, PipelineSettings
-from pipelines.kafka_connection import client_options, consumer_options, producer_options
+from pipelines.kafka_connection import administration, client_options, consumer_options, producer_options
+from sparring.commands.options import log_plainly
 from sparring.settings import SettingsError, load_settings
 
 LOGIN = {"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "sparring", "sasl_password": "open sesame"}
@@ -128,7 +132,65 @@ def test_the_password_is_in_no_error_of_the_settings(tmp_path: Path, text: str) 
     with pytest.raises(SettingsError) as caught:
         load_settings(path)
     assert "pipelines.kafka" in str(caught.value)
-    assert "sesame" not in str(caught.value)
+    assert "sesame" not in everything_said(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SPARRING_PIPELINES", '{"kafka": {"sasl_password": "open sesame"'),
+        ("SPARRING_PIPELINES__KAFKA", '{"sasl_password": "open sesame"}'),
+        ("SPARRING_PIPELINES__KAFKA__SASL_PASSWORD", "open sesame"),
+    ],
+)
+def test_nor_in_one_of_the_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert "sesame" not in everything_said(caught.value)
+
+
+@pytest.mark.parametrize("password", ["open sesame", ["open sesame"], {"open sesame": 1}, b"open sesame"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"security_protocol": "SASL_SSL"}, {"bootstrap_servers": "a:1", "unknown": 1}, {"sasl_username": "me"}],
+)
+def test_nor_in_one_of_the_model_itself(settings: dict[str, Any], password: Any) -> None:
+    table = {**settings, "sasl_password": password}
+    for model, given in ((KafkaSettings, table), (PipelineSettings, {"kafka": table})):
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate(given)
+        assert "sesame" not in everything_said(caught.value)
+
+
+def everything_said(error: BaseException) -> str:
+    """By the error and by those that it came from: text, traceback, and what they keep."""
+    said = "".join(traceback.format_exception(error))
+    chain: list[BaseException | None] = [error]
+    while chain:
+        each = chain.pop()
+        if each is not None:
+            said += repr(each) + str(vars(each)) + (repr(each.errors()) if isinstance(each, ValidationError) else "")
+            chain += [each.__cause__, each.__context__]
+    return said
+
+
+def test_kafka_python_never_logs_at_debug(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it writes the password, and the values of records."""
+    library = logging.getLogger("kafka")
+    monkeypatch.setattr(library, "level", library.level)
+    caplog.set_level(logging.DEBUG)
+    settings = kafka(bootstrap_servers="127.0.0.1:9", security_protocol="SASL_PLAINTEXT", **LOGIN)
+    log_plainly(logging.DEBUG)
+    logging.getLogger("pipelines").debug("ours is heard")
+    with (
+        pytest.raises(EventLogUnavailable),
+        administration(settings.model_copy(update={"delivery_timeout_seconds": 0.02})),
+    ):
+        pass
+    assert "ours is heard" in caplog.text
+    assert "Unable to bootstrap" in caplog.text
+    assert "sesame" not in caplog.text
 
 
 def test_mistakes_in_the_file_name_the_key(tmp_path: Path) -> None:

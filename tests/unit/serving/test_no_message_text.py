@@ -158,3 +158,12 @@ def test_only_ids_that_the_service_made_are_logged(text):
         enter_conversation(text)
         line = formatted(lambda logger: logger.warning("hm"))
     assert "conversation_id" not in line
+
+
+def test_the_kafka_client_is_not_heard_below_warning(lines):
+    """At DEBUG it writes the values of records and the password that it logs in with."""
+    client = logging.getLogger("kafka.producer.kafka")
+    client.debug("Sending ProducerRecord(value=%s)", CANARY)
+    client.warning("the broker is away")
+    assert CANARY not in lines.getvalue()
+    assert "the broker is away" in lines.getvalue()

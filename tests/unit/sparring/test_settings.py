@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.example import example
@@ -42,8 +42,8 @@ def test_options_win_over_environment_and_environment_over_file(
     path = write(tmp_path, "[serving]\nport = 1001\nmax_tokens = 11\ntemperature = 0.5\n")
     monkeypatch.setenv("SPARRING_SERVING__PORT", "1002")
     monkeypatch.setenv("SPARRING_SERVING__MAX_TOKENS", "12")
-    settings = load_settings(path, {"serving": {"port": 1003}})
-    assert (settings.serving.port, settings.serving.max_tokens, settings.serving.temperature) == (1003, 12, 0.5)
+    loaded = load_settings(path, {"serving": {"port": 1003}})
+    assert (loaded.serving.port, loaded.serving.max_tokens, loaded.serving.temperature) == (1003, 12, 0.5)
 
 
 def test_the_file_is_found_by_variable_and_in_the_current_folder(
@@ -56,10 +56,10 @@ def test_the_file_is_found_by_variable_and_in_the_current_folder(
 
 
 def test_one_state_dir_reaches_every_part(tmp_path: Path) -> None:
-    settings = load_settings(write(tmp_path, 'state_dir = "elsewhere"\n'))
+    loaded = load_settings(write(tmp_path, 'state_dir = "elsewhere"\n'))
     assert sections_with_state()
     for section in sections_with_state():
-        assert getattr(settings, section).state_dir == Path("elsewhere")
+        assert getattr(loaded, section).state_dir == Path("elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,8 @@ def test_a_missing_file_that_was_named_is_an_error(tmp_path: Path) -> None:
         load_settings(tmp_path / "absent.toml")
 
 
+# Each example reads a file from a disk that others use too.
+@settings(deadline=None)
 @given(st.integers(0, 65535))
 def test_every_port_survives_the_way_through_the_file(tmp_path_factory: pytest.TempPathFactory, port: int) -> None:
     path = write(tmp_path_factory.mktemp("settings"), f"[serving]\nport = {port}\n")

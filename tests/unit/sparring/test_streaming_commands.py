@@ -69,6 +69,25 @@ def test_one_is_shown_with_its_body(cli: CliRunner, log: SqliteEventLog) -> None
     assert json.loads(shown["body"])["payload"]["text"] == "buried words"
 
 
+@pytest.mark.parametrize(
+    "body", ["\x1b]0;owned\x07\x1b[2J\r\x9b31m", "\u202egnihtemos\u2066", "one\ttwo\nthree", "Grüße, 你好 [bold]x[/]"]
+)
+def test_what_is_shown_steers_no_terminal_and_json_is_exact(cli: CliRunner, log: SqliteEventLog, body: str) -> None:
+    with sqlite3.connect(log.path) as raw:
+        raw.execute("UPDATE dead_letters SET body = ?, reason = ? WHERE offset = 2", (body, body))
+    raw.close()
+    shown = cli.invoke(app, ["dead-letter", "show", "0-2"]).stdout
+    assert all(each.isprintable() or each in "\n\t" for each in shown)
+    listed = cli.invoke(app, ["dead-letter", "list"], env={"COLUMNS": "200"})
+    assert listed.exit_code == 0
+    assert all(each.isprintable() or each == "\n" for each in listed.stdout)
+    if body.isprintable():
+        assert shown.endswith(f"{body}\n")
+        assert body in listed.stdout
+    as_json = json.loads(cli.invoke(app, ["dead-letter", "show", "0-2", "--json"]).stdout)
+    assert (as_json["body"], as_json["reason"], as_json["cut_from_bytes"]) == (body, body, None)
+
+
 @pytest.mark.parametrize("command", ["show", "retry"])
 def test_an_unknown_id_is_answered_no(cli: CliRunner, log: SqliteEventLog, command: str) -> None:
     result = cli.invoke(app, ["dead-letter", command, "0-99"])
@@ -123,3 +142,29 @@ def test_the_settings_choose_the_log_and_opening_it_needs_no_broker(
     kafka = open_event_log(load_settings())
     assert isinstance(kafka, KafkaEventLog)
     kafka.close()
+
+
+@pytest.mark.parametrize("command", [["worker", "--once"], ["replay", "dialogues.txt"], ["dead-letter", "list"]])
+def test_a_damaged_event_log_is_named_with_the_remedy(cli: CliRunner, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "dialogues.txt").write_text("")
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "events.db").write_bytes(b"garbage " * 1000)
+    result = cli.invoke(app, command)
+    assert result.exit_code == 2
+    assert (
+        "error: var/events.db can not be used as the event log (file is not a database): restore it" in result.output
+    )
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", [["worker", "--once"], ["topics", "apply"]])
+def test_a_wrong_address_of_kafka_is_named_with_the_remedy(
+    cli: CliRunner, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("SPARRING_PIPELINES__KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:9")
+    monkeypatch.setenv("SPARRING_PIPELINES__KAFKA__DELIVERY_TIMEOUT_SECONDS", "1")
+    result = cli.invoke(app, command)
+    assert result.exit_code == 2
+    assert "error: Kafka at 127.0.0.1:9 could not be reached within 1 s" in result.output
+    assert "correct [pipelines.kafka]" in result.output
+    assert "Traceback" not in result.output
