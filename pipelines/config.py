@@ -177,8 +177,8 @@ class PipelineSettings(BaseModel):
     drift_min_conversations: int = Field(
         200,
         ge=2,
-        description="Also start a round when this many live conversations since the last one, their outcomes signed, show "
-        "the champion under the success that the gate measured.",
+        description="Also start a round when at least so many live conversations since the last one, with signed "
+        "outcomes, show the champion under the success that the gate measured.",
     )
     drift_confidence: float = Field(0.95, ge=0.8, lt=1, description="One-sided confidence of that finding.")
     poll_seconds: float = Field(1.0, gt=0, le=60, description="Pause between looks at an idle event log.")
@@ -198,7 +198,7 @@ class PipelineSettings(BaseModel):
     )
     lease_database: SecretStr | None = Field(
         None,
-        description="postgresql://user:password@host/database that grants one round at a time to the workers of several "
+        description="postgresql://user:password@host/database that grants one round at a time to workers on several "
         "machines; without it a file of the state folder does so, for one machine.",
     )
     curation: CurationSettings = Field(

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import cast
 
 import numpy as np
 from datasketch import MinHash, MinHashLSH
@@ -229,7 +230,7 @@ def _leader(signature: bytes, index: MinHashLSH, leaders: list[bytes], similarit
     sketch.hashvalues = values
     alike = [
         (-share, number)
-        for number in index.query(sketch)
+        for number in cast("list[int]", index.query(sketch))
         if (share := float(np.mean(_values(leaders[number]) == values))) >= similarity
     ]
     if alike:

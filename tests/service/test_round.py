@@ -13,12 +13,14 @@ from negotiation.events import Closed, ConversationEvent, Opened, OutcomeReporte
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason
 from pipelines import round as round_module
-from pipelines.config import GateSettings, PipelineSettings
+from pipelines.config import CurationSettings, GateSettings, PipelineSettings
 from pipelines.dataset import DatasetWriter
 from pipelines.event_log import SqliteEventLog
 from pipelines.registry import CHALLENGER, CHAMPION, MlflowRegistry
 from pipelines.round import RoundSuperseded, run_round
-from pipelines.round_state import Phase, Progress, RoundResult, latest_state
+from pipelines.round_lease import RECORD_FILE, FileLease, LeaseLost
+from pipelines.round_state import DatasetReference, Phase, Progress, RoundResult, latest_state
+from pipelines.triggers import Trigger
 from serving.engines.in_process import InProcessEngine
 from training.artifacts import BaseModelRef, initialise_adapter
 from training.config import AdapterSettings, TrainingSettings
@@ -42,7 +44,12 @@ class Bench:
     def __init__(self, folder: Path, model: Path) -> None:
         gate = GateSettings(min_scenarios=2, resamples=200)
         self.settings = PipelineSettings(
-            state_dir=folder, evaluation_scenarios=2, gate=gate, counterpart_gate=gate, min_conversations=1
+            state_dir=folder,
+            evaluation_scenarios=2,
+            gate=gate,
+            counterpart_gate=gate,
+            min_conversations=1,
+            curation=CurationSettings(quarantine_hours=0),
         )
         digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
         self.base = BaseModelRef(model, "tiny", digest)
@@ -56,15 +63,19 @@ class Bench:
         return InProcessEngine(self.base.path, self.base.sha256, max_adapters=8, max_batch=16, threads=1)
 
     def run(self, progress: Callable[[Progress], None] | None = None) -> RoundResult:
-        return run_round(
-            self.settings,
-            TRAINING,
-            registry=self.registry,
-            scenario=scenario_named("telesales"),
-            base=self.base,
-            engine_factory=self.engine,
-            progress=progress or self.seen.append,
-        )
+        with FileLease(self.settings.rounds_dir).hold() as lease:
+            return run_round(
+                self.settings,
+                TRAINING,
+                registry=self.registry,
+                scenario=scenario_named("telesales"),
+                base=self.base,
+                engine_factory=self.engine,
+                progress=progress or self.seen.append,
+                lease=lease,
+                trigger=Trigger.DRIFT,
+                dataset=DatasetReference("7", "ab" * 32),
+            )
 
 
 @pytest.fixture
@@ -114,6 +125,9 @@ def test_a_round_ends_in_registered_versions_a_report_and_a_reasoned_verdict(ben
     run = bench.registry.client.get_run(result.run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params["training.steps"] == "1"
+    assert (run.data.tags["trigger"], run.data.params["trigger"]) == ("drift", "drift")
+    assert run.data.params["dataset.version"] == "7"
+    assert (run.data.metrics["curation.kept"], run.data.metrics["curation.left_out.quarantine"]) == (5, 0)
     for role in Role:
         assert any(name.startswith(f"{role}/") for name in run.data.metrics)
         assert f"gate/{role}/difference/success/mean" in run.data.metrics
@@ -121,6 +135,34 @@ def test_a_round_ends_in_registered_versions_a_report_and_a_reasoned_verdict(ben
     state = latest_state(bench.settings.rounds_dir)
     assert state is not None
     assert (state.phase, state.conversations, state.result) == (Phase.DONE, 5, result)
+    assert state.trigger is Trigger.DRIFT
+    assert state.curation["kept"] == 5
+    assert state.finished_at is not None
+
+
+def test_conversations_in_quarantine_are_counted_and_not_learned_from(bench: Bench) -> None:
+    publish(bench, 3)
+    bench.settings = bench.settings.model_copy(update={"curation": CurationSettings(quarantine_hours=1)})
+    result = bench.run()
+    assert result.trained_on == 0
+    assert bench.registry.client.get_run(result.run_id).data.metrics["curation.left_out.quarantine"] == 3
+
+
+def test_a_worker_that_lost_its_lease_registers_nothing_and_the_next_goes_on(bench: Bench) -> None:
+    def lose(at: Progress) -> None:
+        if at.phase == "evaluating":
+            # As a second holder would, who took the first for dead.
+            record = bench.settings.rounds_dir / RECORD_FILE
+            record.write_text('{"owner": "other:7", "token": 2}', encoding="utf-8")
+
+    with pytest.raises(LeaseLost, match="held by other:7 with token 2"):
+        bench.run(lose)
+    versions = bench.registry.client.search_model_versions("name = 'sparring-agent'")
+    assert {version.version: version.tags["sparring.state"] for version in versions} == {
+        "1": "ready",
+        "2": "reserved",
+    }
+    assert bench.run().version == 2
 
 
 @pytest.mark.parametrize("phase", ["calibrating", "training", "evaluating", "registering"])
