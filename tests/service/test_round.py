@@ -158,9 +158,9 @@ def test_a_worker_that_lost_its_lease_registers_nothing_and_the_next_goes_on(ben
     with pytest.raises(LeaseLost, match="held by other:7 with token 2"):
         bench.run(lose)
     versions = bench.registry.client.search_model_versions("name = 'sparring-agent'")
-    assert {version.version: version.tags["sparring.state"] for version in versions} == {
-        "1": "ready",
-        "2": "reserved",
+    assert {int(version.version): version.tags["sparring.state"] for version in versions} == {
+        1: "ready",
+        2: "reserved",
     }
     assert bench.run().version == 2
 
