@@ -18,6 +18,7 @@ Left out on purpose: when to run one (``pipelines.worker``) and who serves the r
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +28,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
 
+from negotiation.adapter import AdapterName
 from negotiation.generation import Engine
 from negotiation.roles import Role
 from negotiation.scenario import Context, Scenario
 from pipelines.calibration import FIRST_HELD_OUT_SEED, TrainingContexts, held_out_seeds, usable_contexts
 from pipelines.config import PipelineSettings
 from pipelines.conversations import count_trainable
-from pipelines.curated_conversations import contexts_of, curated
+from pipelines.counterpart_refresh import refresh
+from pipelines.curated_conversations import contexts_of, curated, live_conversations
 from pipelines.gate import GateDecision, decide
 from pipelines.registry import CHALLENGER, CHAMPION, ChampionAdapter, MlflowRegistry, RegistryError
 from pipelines.round_lease import HeldLease, LeaseLost
@@ -61,7 +64,8 @@ from training.evaluation import evaluate
 from training.records import CotrainResult, Price, RoundProgress
 
 Metrics = Mapping[str, Mapping[str, float]]
-CONTEXTS_FILE, CURVES_FILE = "contexts.json", "curves.json"
+CONTEXTS_FILE, CURVES_FILE, REFRESH_FOLDER = "contexts.json", "curves.json", "refresh"
+log = logging.getLogger(__name__)
 _CHECK_SECONDS = 10.0
 
 
@@ -93,6 +97,7 @@ def run_round(
         current = _begin(settings, registry, scenario, lease, trigger, dataset)
         this = _Round(settings, training, registry, scenario, base, engine, progress, lease, current)
         contexts = this.calibrate()
+        this.refresh()
         candidates = this.train(contexts)
         verdicts = this.evaluate(candidates)
         return this.register(candidates, verdicts, contexts)
@@ -180,6 +185,29 @@ class _Round:
             write_atomically(path, _Material(contexts=usable, conversations=chosen.kept).model_dump_json())
         return _Material.model_validate_json(path.read_bytes())
 
+    def refresh(self) -> Path | None:
+        """The counterpart's adapter to train from where a refresh made one, else None; made once per round."""
+        name = AdapterName(role=Role.COUNTERPART, version=self.state.version)
+        output = self.directory / REFRESH_FOLDER
+        if self.state.refresh is None:
+            self._report(Phase.REFRESHING, 0, 1)
+            chosen = self._material().conversations
+            record = refresh(
+                live_conversations(self.settings.datasets_dir, self.scenario.name, chosen),
+                self._champion(Role.COUNTERPART).fetch(),
+                self.base,
+                self.scenario,
+                self.settings.refresh,
+                self.training,
+                name,
+                output,
+                lambda at: self._report(Phase.REFRESHING, at.step, at.of),
+            )
+            log.info("refresh of the counterpart: %s", record.reason)
+            self._advance(Phase.REFRESHING, refresh=record)
+            self._report(Phase.REFRESHING, 1, 1)
+        return output / str(name) if self.state.refresh and self.state.refresh.applied else None
+
     def train(self, contexts: TrainingContexts) -> dict[Role, Path]:
         """Co-train both roles from their champions; returns the exported candidates."""
         output = self.directory / "training"
@@ -199,6 +227,7 @@ class _Round:
     def _cotrain(self, contexts: TrainingContexts, output: Path) -> CotrainResult:
         """Train, or go on with what a killed process left; what it left under other settings begins anew."""
         start: dict[Role, Path | None] = {role: self._champion(role).fetch() for role in Role}
+        start[Role.COUNTERPART] = self.refresh() or start[Role.COUNTERPART]
 
         def run() -> CotrainResult:
             return cotrain(

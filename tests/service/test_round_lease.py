@@ -125,7 +125,8 @@ settings = PipelineSettings(
 settings.state_dir.mkdir()
 settings.rounds_dir.symlink_to(rounds)
 log = SqliteEventLog(settings.event_log_path)
-payloads = [Opened(context=scenario_named("telesales").generate(1), adapter="a"), Closed(reason=CloseReason.ABANDONED)]
+context = scenario_named("telesales").generate(1)
+payloads = [Opened(context=context, adapter="a"), Closed(reason=CloseReason.ABANDONED)]
 log.append([ConversationEvent(tenant="t", conversation_id="c", sequence=n, payload=p, consent=True)
             for n, p in enumerate(payloads)])
 
