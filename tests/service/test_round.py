@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from negotiation.catalogue import scenario_named
-from negotiation.events import Closed, ConversationEvent, Opened, OutcomeReported, Payload
+from negotiation.events import Closed, ConversationEvent, Message, Opened, OutcomeReported, Payload
 from negotiation.roles import Role
 from negotiation.scenario import CloseReason
 from pipelines import round as round_module
-from pipelines.config import CurationSettings, GateSettings, PipelineSettings
+from pipelines.config import CurationSettings, GateSettings, PipelineSettings, RefreshSettings
 from pipelines.dataset import DatasetWriter
 from pipelines.event_log import SqliteEventLog
 from pipelines.registry import CHALLENGER, CHAMPION, MlflowRegistry
@@ -87,13 +88,14 @@ class Killed(BaseException):
     """As good as SIGKILL to the code under test: nothing there catches it."""
 
 
-def publish(bench: Bench, count: int) -> None:
+def publish(bench: Bench, count: int, said: str = "") -> None:
     log = SqliteEventLog(bench.settings.event_log_path)
     for number in range(count):
         context = scenario_named("telesales").generate(number)
         known = {Role.AGENT: context.views[Role.AGENT]}
         payloads: list[Payload] = [
             Opened(context=context.model_copy(update={"views": known}), adapter="agent@1"),
+            *([Message(role=Role.COUNTERPART, text=f"{said} {number}", shown=f"{said} {number}")] if said else []),
             Closed(reason=CloseReason.ABANDONED),
             OutcomeReported(agreed=False),
         ]
@@ -137,6 +139,8 @@ def test_a_round_ends_in_registered_versions_a_report_and_a_reasoned_verdict(ben
     assert (state.phase, state.conversations, state.result) == (Phase.DONE, 5, result)
     assert state.trigger is Trigger.DRIFT
     assert state.curation["kept"] == 5
+    assert state.refresh is not None
+    assert state.refresh.reason == "skipped: 0 turns of real customers, 200 needed"
     assert state.finished_at is not None
 
 
@@ -228,3 +232,47 @@ def test_a_promotion_never_replaces_a_champion_that_was_not_judged(
     state = latest_state(bench.settings.rounds_dir)
     assert state is not None
     assert state.phase is Phase.SUPERSEDED
+
+
+def kill_in(phase: str, step: int) -> Callable[[Progress], None]:
+    def kill(at: Progress) -> None:
+        if at.phase == phase and at.step >= step:
+            raise Killed
+
+    return kill
+
+
+def test_a_refreshed_counterpart_is_the_same_after_a_kill_and_is_trained_from(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    digests, starts = [], []
+    for name, kills in (("straight", ()), ("killed", (("refreshing", 1),))):
+        bench = Bench(tmp_path / name, tiny_model_dir)
+        refresh = RefreshSettings(min_turns=10, max_steps=3, batch_size=8, learning_rate=1e-2)
+        bench.settings = bench.settings.model_copy(update={"refresh": refresh})
+        publish(bench, 20, "I want the car for")
+        for phase, step in (*kills, ("training", 0)):
+            with pytest.raises(Killed):
+                bench.run(kill_in(phase, step))
+        state = latest_state(bench.settings.rounds_dir)
+        assert state is not None
+        assert state.refresh is not None
+        assert state.refresh.applied
+        folder = bench.settings.rounds_dir / "000002" / "refresh" / "counterpart@2"
+        digests.append((folder / "manifest.json").read_bytes())
+        starts.append(folder)
+    assert digests[0] == digests[1]
+    cotrained: list[Path] = []
+    cotrain = round_module.cotrain
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        cotrained.append(arguments[4][Role.COUNTERPART])
+        return cotrain(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(round_module, "cotrain", spy)
+        result = bench.run()
+    assert cotrained == [starts[1]]
+    metrics = bench.registry.client.get_run(result.run_id).data.metrics
+    assert metrics["refresh.perplexity_after"] < metrics["refresh.perplexity_before"]
+    assert metrics["refresh.turns"] == 20
