@@ -26,21 +26,22 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from negotiation.adapter import AdapterName
 from negotiation.generation import Engine
 from negotiation.roles import Role
-from negotiation.scenario import Context, Scenario
-from pipelines.calibration import FIRST_HELD_OUT_SEED, TrainingContexts, held_out_seeds, usable_contexts
+from negotiation.scenario import Scenario
+from pipelines.calibration import FIRST_HELD_OUT_SEED, TrainingContexts, held_out_seeds
 from pipelines.config import PipelineSettings
 from pipelines.conversations import count_trainable
 from pipelines.counterpart_refresh import refresh
-from pipelines.curated_conversations import contexts_of, curated, live_conversations
+from pipelines.curated_conversations import live_conversations
 from pipelines.gate import GateDecision, decide
 from pipelines.registry import CHALLENGER, CHAMPION, ChampionAdapter, MlflowRegistry, RegistryError
 from pipelines.round_lease import HeldLease, LeaseLost
 from pipelines.round_log import REPORT_FILE, flat, log_round
+from pipelines.round_material import Material, gather
 from pipelines.round_state import (
     DatasetReference,
     Phase,
@@ -174,16 +175,11 @@ class _Round:
         self._report(Phase.CALIBRATING, 1, 1)
         return TrainingContexts(self.scenario, self.state.version, material.contexts, self.settings.live_share)
 
-    def _material(self) -> _Material:
-        path = self.directory / CONTEXTS_FILE
-        if not path.exists():
-            directory, room = self.settings.datasets_dir, self.settings.max_live_contexts
-            chosen = curated(directory, self.scenario.name, self.settings.curation, datetime.now(UTC), room=room)
-            found = contexts_of(directory, self.scenario.name, chosen.kept)
-            usable, skipped = usable_contexts(self.scenario, found)
-            self._advance(Phase.CALIBRATING, skipped_contexts=skipped, curation=chosen.figures())
-            write_atomically(path, _Material(contexts=usable, conversations=chosen.kept).model_dump_json())
-        return _Material.model_validate_json(path.read_bytes())
+    def _material(self) -> Material:
+        material = gather(self.settings, self.scenario, self.directory / CONTEXTS_FILE, datetime.now(UTC))
+        if self.state.phase is Phase.CALIBRATING:
+            self._advance(Phase.CALIBRATING, skipped_contexts=material.skipped, curation=material.curation)
+        return material
 
     def refresh(self) -> Path | None:
         """The counterpart's adapter to train from where a refresh made one, else None; made once per round."""
@@ -388,10 +384,3 @@ class _Round:
 
     def _training_progress(self, at: RoundProgress) -> None:
         self._report(Phase.TRAINING, at.step, at.of, {str(role): dict(m) for role, m in at.metrics.items()})
-
-
-class _Material(BaseModel):
-    """What a round learns from. ``conversations`` are the ids that curation let through."""
-
-    contexts: tuple[Context, ...]
-    conversations: tuple[str, ...] = ()
