@@ -136,6 +136,49 @@ class GateSettings(BaseModel):
     seed: int = Field(0, ge=0, description="Of the bootstrap; same rows and seed, same decision.")
 
 
+class CurationSettings(BaseModel):
+    """Which conversations a round may learn from. Counts and shares are of one round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    quarantine_hours: float = Field(
+        24.0, ge=0, le=8760, description="How long a conversation must have been closed before it is learned from."
+    )
+    near_duplicate_similarity: float = Field(
+        0.8,
+        ge=0.5,
+        le=1,
+        description="From this Jaccard similarity of the customer's word triples on, two are near-duplicates.",
+    )
+    max_near_duplicates: int = Field(
+        20, ge=1, description="Of conversations that are near-duplicates of each other, the oldest that are kept."
+    )
+    max_per_customer: int = Field(20, ge=1, description="Most conversations of one customer.")
+    max_share_per_customer: float = Field(
+        0.1, gt=0, le=1, description="Most conversations of one customer, as a share; one is always kept."
+    )
+    max_per_tenant_share: float = Field(
+        0.5, gt=0, le=1, description="Most conversations of one tenant, as a share; never less than an equal share."
+    )
+    seed: int = Field(0, ge=0, description="Of the choice among conversations where not all may stay.")
+
+
+class RefreshSettings(BaseModel):
+    """The counterpart's warm start on what real customers said, before co-training."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(True, description="Refresh the counterpart where there are turns enough.")
+    min_turns: int = Field(200, ge=2, description="Real customers' turns below which there is no refresh.")
+    max_steps: int = Field(200, ge=1, description="Most optimizer steps.")
+    batch_size: int = Field(16, ge=1, description="Conversations in an optimizer step.")
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="Peak learning rate; the champion is gone on from.")
+    held_out_share: float = Field(
+        0.2, gt=0, lt=1, description="Share of conversations that only the held-out perplexity is measured on."
+    )
+    seed: int = Field(0, ge=0, description="Of what is held out, of order and of the drawn private views.")
+
+
 class PipelineSettings(BaseModel):
     """Event log to promotion."""
 
@@ -153,6 +196,16 @@ class PipelineSettings(BaseModel):
         300, ge=0, description="How long a closed conversation waits for its outcome before it counts without one."
     )
     min_conversations: int = Field(200, ge=1, description="New finished conversations that start a round.")
+    round_every_hours: float | None = Field(
+        None, gt=0, description="Also start a round when the last one is this old and any conversation is new."
+    )
+    drift_min_conversations: int = Field(
+        200,
+        ge=2,
+        description="Also start a round when at least so many live conversations since the last one, with signed "
+        "outcomes, show the champion under the success that the gate measured.",
+    )
+    drift_confidence: float = Field(0.95, ge=0.8, lt=1, description="One-sided confidence of that finding.")
     poll_seconds: float = Field(1.0, gt=0, le=60, description="Pause between looks at an idle event log.")
     live_share: float = Field(
         0.5,
@@ -160,7 +213,7 @@ class PipelineSettings(BaseModel):
         le=1,
         description="Share of training contexts from finished conversations; the rest are generated.",
     )
-    max_live_contexts: int = Field(2000, ge=1, le=100_000, description="Newest conversations that a round draws on.")
+    max_live_contexts: int = Field(2000, ge=1, le=100_000, description="Most conversations that a round draws on.")
     evaluation_scenarios: int = Field(
         160, ge=2, le=9999, description="Seeded scenarios on which candidate and champion are compared, per opponent."
     )
@@ -168,10 +221,29 @@ class PipelineSettings(BaseModel):
     kafka: KafkaSettings | None = Field(
         None, description="Keep events in Kafka; unset: in a file of the state folder, for one machine."
     )
+    lease_database: SecretStr | None = Field(
+        None,
+        description="postgresql://user:password@host/database that grants one round at a time to workers on several "
+        "machines; without it a file of the state folder does so, for one machine.",
+    )
+    curation: CurationSettings = Field(
+        default_factory=CurationSettings, description="Which conversations a round may learn from."
+    )
+    refresh: RefreshSettings = Field(
+        default_factory=RefreshSettings, description="The counterpart's warm start on real customers' words."
+    )
     gate: GateSettings = Field(default_factory=GateSettings, description="For the agent.")
     counterpart_gate: GateSettings = Field(
         default_factory=lambda: GateSettings(metric="own_reward"), description="For the counterpart."
     )
+
+    @field_validator("lease_database")
+    @classmethod
+    def _is_postgres(cls, value: SecretStr | None) -> SecretStr | None:
+        # The address is never quoted: it holds a password.
+        if value is not None and not value.get_secret_value().startswith(("postgresql://", "postgres://")):
+            raise ValueError("must be postgresql://user:password@host/database; leave it out on a single machine")
+        return value
 
     def gate_of(self, role: Role) -> GateSettings:
         """The gate that judges a role's candidates."""

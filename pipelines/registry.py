@@ -92,9 +92,9 @@ class MlflowRegistry:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def start_run(self, name: str) -> str:
+    def start_run(self, name: str, tags: Mapping[str, str] | None = None) -> str:
         """A new run's id."""
-        return str(self.client.create_run(self._experiment, run_name=name).info.run_id)
+        return str(self.client.create_run(self._experiment, run_name=name, tags=dict(tags or {})).info.run_id)
 
     def end_run(self, run_id: str, *, failed: bool = False) -> None:
         self.client.set_terminated(run_id, status="FAILED" if failed else "FINISHED")

@@ -6,8 +6,9 @@ One folder per round under ``rounds/``, named by its version, with ``state.json`
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from negotiation.roles import Role
 from pipelines.gate import GateDecision, Interval
+from pipelines.triggers import Champion, Trigger
 from training.records import Price
 
 STATE_FILE = "state.json"
@@ -24,6 +26,7 @@ class Phase(StrEnum):
     """Where a round stands; in order."""
 
     CALIBRATING = "calibrating"
+    REFRESHING = "refreshing"
     TRAINING = "training"
     EVALUATING = "evaluating"
     REGISTERING = "registering"
@@ -97,8 +100,46 @@ class RoundResult:
         return tuple(verdict.candidate for verdict in self.verdicts.values() if verdict.promoted)
 
 
+@dataclass(frozen=True)
+class DatasetReference:
+    """Which dataset a round learned from: its version, and the digest of its content."""
+
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RefreshRecord:
+    """What became of the counterpart's warm start on real customers' words; ``reason`` is a sentence.
+
+    ``turns`` are the customers' own, of training and held-out conversations. Perplexities are over the held-out
+    ones' own tokens, with the champion and with what was trained; None where nothing was.
+    """
+
+    applied: bool
+    reason: str
+    turns: int
+    conversations: int = 0
+    held_out: int = 0
+    perplexity_before: float | None = None
+    perplexity_after: float | None = None
+
+    def figures(self) -> dict[str, float]:
+        """All that is a number, by name."""
+        known = {"perplexity_before": self.perplexity_before, "perplexity_after": self.perplexity_after}
+        return {
+            "applied": float(self.applied),
+            "turns": float(self.turns),
+            **{name: value for name, value in known.items() if value is not None},
+        }
+
+
 class RoundState(BaseModel):
-    """``champions``: the version of each role that this round starts from and is judged against."""
+    """``champions``: the version of each role that this round starts from and is judged against.
+
+    ``curation``: the figures of which conversations were chosen. ``lease_token``: of the worker that went on with it
+    last; a worker with a smaller one may change nothing any more. Times are UTC.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -108,6 +149,13 @@ class RoundState(BaseModel):
     scenario: str
     champions: dict[Role, int]
     conversations: int
+    trigger: Trigger = Trigger.MANUAL
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    lease_token: int = 0
+    dataset: DatasetReference | None = None
+    curation: dict[str, int] = {}
+    refresh: RefreshRecord | None = None
     skipped_contexts: int = 0
     seconds: float = 0.0
     verdicts: dict[Role, RoleVerdict] = {}
@@ -135,6 +183,30 @@ def latest_state(rounds: Path) -> RoundState | None:
     """The newest round's, or None before the first."""
     found = sorted(rounds.glob(f"[0-9]*/{STATE_FILE}"))
     return load_state(found[-1].parent) if found else None
+
+
+def agent_champion(rounds: Path) -> Champion | None:
+    """The agent's champion after the newest finished round, with its success in the gate that promoted it.
+
+    None before the first round. A promotion by hand is not seen here.
+    """
+    name = None
+    for result in _results(rounds):
+        verdict = result.verdicts.get(Role.AGENT)
+        if verdict is None:
+            continue
+        name = name or (verdict.candidate if verdict.promoted else verdict.champion)
+        if verdict.promoted and verdict.candidate == name:
+            return Champion(name, verdict.after["success"].mean)
+    return None if name is None else Champion(name, None)
+
+
+def _results(rounds: Path) -> Iterator[RoundResult]:
+    """Of finished rounds, the newest first."""
+    for path in sorted(rounds.glob(f"[0-9]*/{STATE_FILE}"), reverse=True):
+        state = load_state(path.parent)
+        if state is not None and state.result is not None:
+            yield state.result
 
 
 def write_atomically(path: Path, text: str) -> None:

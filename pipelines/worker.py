@@ -21,17 +21,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from negotiation.event_log import EventLog, EventLogUnavailable
 from pipelines.config import PipelineSettings
 from pipelines.conversations import count_trainable
+from pipelines.curated_conversations import signed_outcomes
 from pipelines.dataset import GROUP, DatasetWriter
-from pipelines.round_state import Progress, RoundResult, latest_state, write_atomically
+from pipelines.round_lease import HeldLease, LeaseTaken, LeaseUnavailable, round_lease
+from pipelines.round_state import Progress, RoundResult, RoundState, agent_champion, latest_state, write_atomically
+from pipelines.triggers import Evidence, Finding, Trigger, find_trigger
 
 log = logging.getLogger(__name__)
-RunRound = Callable[[Callable[[Progress], None]], RoundResult]
 _STATUS_EVERY_SECONDS = 0.5
 
 
@@ -39,7 +42,8 @@ class WorkerStatus(BaseModel):
     """What the worker is doing. ``metrics``: the latest of training, per role. ``updated_at`` is UTC.
 
     ``new_conversations`` of ``needed`` have come since the last round; ``last_round`` is null before the first
-    one that finished in this state folder.
+    one that finished in this state folder. ``trigger`` started the round that runs or ran last, ``trigger_reason``
+    says why, or why none is due.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,9 +58,19 @@ class WorkerStatus(BaseModel):
     conversations: int = 0
     new_conversations: int = 0
     needed: int = 0
+    trigger: Trigger | None = None
+    trigger_reason: str | None = None
     last_round: RoundResult | None = None
     last_error: str | None = None
     updated_at: datetime
+
+
+class RunRound(Protocol):
+    """Runs a round, or goes on with the interrupted one, under the lease; reports to ``progress``."""
+
+    def __call__(
+        self, progress: Callable[[Progress], None], *, trigger: Trigger, lease: HeldLease
+    ) -> RoundResult: ...
 
 
 class Stopped(Exception):
@@ -70,7 +84,10 @@ def read_status(path: Path) -> WorkerStatus | None:
 
 @dataclass
 class Worker:
-    """``run`` runs (or goes on with) one round, and is told where to report its progress."""
+    """``run`` runs (or goes on with) one round, and is told where to report its progress.
+
+    Of several workers that share a rounds folder one at a time runs a round (``pipelines.round_lease``).
+    """
 
     settings: PipelineSettings
     event_log: EventLog
@@ -87,6 +104,10 @@ class Worker:
             updated_at=datetime.now(UTC),
         )
         self._shown_at = 0.0
+        self._lease = round_lease(self.settings)
+        self._started_at = datetime.now(UTC)
+        self._outcomes: tuple[object, int, int] = (None, 0, 0)
+        self._written = 0
 
     def work(self, *, once: bool = False) -> int:
         """Until ``stop`` is set, or with ``once`` until the log is read and at most one round is run.
@@ -117,9 +138,9 @@ class Worker:
                 if self._status.phase == "waiting":
                     self._show("idle", last_error=None)
                 has_read = True
-                if self._due() and failed_at != self._status.conversations:
+                if self._due().trigger and failed_at != self._status.conversations:
                     try:
-                        result = self.run(self._round_progress)
+                        result = self._run_if_still_due(once)
                     except Stopped:
                         break
                     except Exception as error:
@@ -129,8 +150,9 @@ class Worker:
                             raise
                         failed_at = self._status.conversations
                         continue
-                    rounds += 1
-                    self._show("idle", last_round=result, last_error=None, metrics={})
+                    if result is not None:
+                        rounds += 1
+                        self._show("idle", last_round=result, last_error=None, metrics={})
                 if once:
                     break
                 self._idle()
@@ -143,19 +165,56 @@ class Worker:
 
     def _consume(self, writer: DatasetWriter) -> None:
         report = writer.consume(lambda done, of: self._progress(Progress("consuming", done, of)))
+        self._written += report.conversations
         if report.conversations or self._status.phase == "starting":
             self._status = self._status.model_copy(
                 update={"conversations": count_trainable(self.settings.datasets_dir, self.settings.scenario)}
             )
 
-    def _due(self) -> bool:
-        """An interrupted round goes on at once; a new one starts when enough conversations are new."""
+    def _run_if_still_due(self, once: bool) -> RoundResult | None:
+        """Run a round under the lease; None where another worker runs or has just run it.
+
+        A database that does not answer is asked again at the next look; with ``once`` LeaseUnavailable is raised.
+        """
+        try:
+            with self._lease.hold() as lease:
+                found = self._due()
+                if found.trigger is None:
+                    return None
+                self._show(self._status.phase, trigger=found.trigger)
+                return self.run(self._round_progress, trigger=found.trigger, lease=lease)
+        except LeaseTaken as taken:
+            self._show("idle", trigger_reason=f"not here: {taken}")
+        except LeaseUnavailable as error:
+            if once:
+                raise
+            log.error("no round can start: %s", error)
+            self._show("idle", last_error=str(error))
+        return None
+
+    def _due(self) -> Finding:
+        """An interrupted round goes on at once; a new one starts when there is reason to."""
         last = latest_state(self.settings.rounds_dir)
-        seen = last.conversations if last else 0
-        new = max(0, self._status.conversations - seen)
-        self._status = self._status.model_copy(update={"new_conversations": new})
-        interrupted = last is not None and not last.finished
-        return interrupted or new >= self.settings.min_conversations
+        new = max(0, self._status.conversations - (last.conversations if last else 0))
+        if last is not None and not last.finished:
+            found = Finding(last.trigger, f"round {last.version} was interrupted and goes on")
+        else:
+            found = find_trigger(self._evidence(new, last), self.settings)
+        self._status = self._status.model_copy(update={"new_conversations": new, "trigger_reason": found.reason})
+        return found
+
+    def _evidence(self, new: int, last: RoundState | None) -> Evidence:
+        since = last.finished_at if last and last.finished_at else self._started_at
+        champion = agent_champion(self.settings.rounds_dir) if last else None
+        count = successes = 0
+        if champion is not None and champion.gate_success is not None:
+            # Read anew only when something came or the champion changed: this is looked at every second.
+            key, count, successes = self._outcomes
+            if key != (wanted := (champion, since, self._written)):
+                directory, scenario = self.settings.datasets_dir, self.settings.scenario
+                count, successes = signed_outcomes(directory, scenario, champion.name, since)
+                self._outcomes = wanted, count, successes
+        return Evidence(new, datetime.now(UTC) - since, champion, count, successes)
 
     def _idle(self) -> None:
         try:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from pipelines.config import KafkaSettings
     from pipelines.dataset import DatasetWriter
     from pipelines.registry import MlflowRegistry
+    from pipelines.round_lease import HeldLease
     from pipelines.round_state import Progress, RoundResult
+    from pipelines.triggers import Trigger
+    from pipelines.worker import RunRound
     from serving.app import ServingEngine
     from serving.config import VllmSettings
     from training.artifacts import BaseModelRef
@@ -182,22 +185,31 @@ def run_worker(settings: Settings, stop: threading.Event, *, once: bool = False)
 
 
 def train_once(settings: Settings, progress: Callable[[Progress], None]) -> RoundResult:
-    """Take in what the log has, then run one round (or go on with the interrupted one)."""
+    """Take in what the log has, then run one round (or go on with the interrupted one).
+
+    Raises MisuseError while another process runs one.
+    """
+    from pipelines.round_lease import LeaseTaken, LeaseUnavailable, round_lease
+    from pipelines.triggers import Trigger
+
     event_log = open_event_log(settings)
     try:
         # Held for the whole round, so that no worker begins one beside it.
         writer = open_dataset_writer(settings, event_log)
         try:
             writer.consume()
-            return _round_runner(settings)(progress)
+            with round_lease(settings.pipelines).hold() as lease:
+                return _round_runner(settings)(progress, trigger=Trigger.MANUAL, lease=lease)
+        except (LeaseTaken, LeaseUnavailable) as error:
+            raise MisuseError(str(error)) from error
         finally:
             writer.close()
     finally:
         event_log.close()
 
 
-def _round_runner(settings: Settings) -> Callable[[Callable[[Progress], None]], RoundResult]:
-    def run(progress: Callable[[Progress], None]) -> RoundResult:
+def _round_runner(settings: Settings) -> RunRound:
+    def run(progress: Callable[[Progress], None], *, trigger: Trigger, lease: HeldLease) -> RoundResult:
         from negotiation.catalogue import scenario_named
         from pipelines.round import run_round
 
@@ -210,6 +222,8 @@ def _round_runner(settings: Settings) -> Callable[[Callable[[Progress], None]], 
             base=base_reference(model),
             engine_factory=lambda: open_engine(settings, model, training=True),
             progress=progress,
+            lease=lease,
+            trigger=trigger,
         )
 
     return run

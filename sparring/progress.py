@@ -20,6 +20,7 @@ _PHASES = {
     "idle": "worker waits for conversations",
     "consuming": "events into the dataset",
     "calibrating": "contexts from conversations",
+    "refreshing": "real customers' words",
     "training": "co-training, both roles",
     "evaluating": "evaluating on unseen scenarios",
     "registering": "registering in MLflow",

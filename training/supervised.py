@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from negotiation.adapter import AdapterManifest, AdapterName
 from negotiation.transcript import Transcript
-from training.artifacts import BaseModelRef, export_adapter, load_base, lora_config
+from training.artifacts import BaseModelRef, export_adapter, load_base, load_weights, lora_config
 from training.config import AdapterSettings
 
 IGNORED = -100
@@ -105,11 +105,14 @@ def supervise(
     settings: SupervisedSettings,
     output: Path,
     progress: Callable[[SupervisedProgress], None] = lambda _: None,
+    *,
+    start: Path | None = None,
 ) -> SupervisedReport:
     """Train an adapter on ``train`` and export the best epoch's to ``output/<name>``.
 
-    Raises FileExistsError (before any work) where that exists, ValueError for no rows or no labels,
-    FloatingPointError where the loss is no longer a number.
+    ``start`` is the exported adapter to go on from; by default a fresh one. Raises FileExistsError (before any work)
+    where the output exists, ValueError for no rows, no labels or a ``start`` that does not fit, FloatingPointError
+    where the loss is no longer a number.
     """
     directory = output / str(name)
     if directory.exists():
@@ -118,6 +121,8 @@ def supervise(
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     model = get_peft_model(load_base(base), lora_config(settings.adapter))
+    if start is not None:
+        load_weights(model, "default", start, base)
     report = fit(model, train, held_out, settings, progress)
     output.mkdir(parents=True, exist_ok=True)
     manifest = export_adapter(model, "default", name, base.name, base.sha256, directory)

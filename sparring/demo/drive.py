@@ -77,6 +77,8 @@ def _environment(settings: Settings, plan: DemoPlan) -> dict[str, str]:
         "SPARRING_PIPELINES__SCENARIO": SCENARIO,
         # The round begins when this demo's customers have called.
         "SPARRING_PIPELINES__MIN_CONVERSATIONS": str(plan.customers),
+        # Nor can it learn from calls of a minute ago otherwise; these callers are our own.
+        "SPARRING_PIPELINES__CURATION__QUARANTINE_HOURS": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
         # A viewer is all that is needed of the server here; its job runners would only take memory.

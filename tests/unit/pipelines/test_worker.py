@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,9 @@ from negotiation.roles import Role
 from negotiation.scenario import CloseReason
 from pipelines.config import PipelineSettings
 from pipelines.event_log import SqliteEventLog
+from pipelines.round_lease import FileLease, HeldLease
 from pipelines.round_state import Phase, Progress, RoundResult, RoundState, round_directory, save_state
+from pipelines.triggers import Trigger
 from pipelines.worker import Worker, read_status, stop_on_signals
 
 
@@ -53,9 +57,17 @@ class Rounds:
     def __init__(self, settings: PipelineSettings) -> None:
         self.settings = settings
         self.ran: list[int] = []
+        self.triggers: list[Trigger] = []
         self.fails = False
 
-    def __call__(self, progress: Callable[[Progress], None]) -> RoundResult:
+    def __call__(
+        self,
+        progress: Callable[[Progress], None],
+        *,
+        trigger: Trigger = Trigger.COUNT,
+        lease: HeldLease | None = None,
+    ) -> RoundResult:
+        self.triggers.append(trigger)
         version = len(self.ran) + 2
         state = RoundState(
             phase=Phase.TRAINING,
@@ -71,7 +83,8 @@ class Rounds:
             raise RuntimeError("no luck")
         progress(Progress("training", 1, 2, version, {"agent": {"reward": 0.5}}))
         result = RoundResult(version, "r", "telesales", 0, 2, 1.0, {}, "report.html")
-        save_state(directory, state.model_copy(update={"phase": Phase.DONE, "result": result}))
+        done = {"phase": Phase.DONE, "result": result, "finished_at": datetime.now(UTC)}
+        save_state(directory, state.model_copy(update=done))
         self.ran.append(version)
         return result
 
@@ -98,6 +111,59 @@ def test_a_round_runs_when_enough_is_new_and_not_again_until_more_is(
     assert (status.phase, status.conversations, status.pid) == ("stopped", 6, os.getpid())
     assert status.last_round is not None
     assert status.last_round.version == 3
+    assert rounds.triggers == [Trigger.COUNT, Trigger.COUNT]
+    assert (status.trigger, status.trigger_reason) == (Trigger.COUNT, "3 conversations are new, 3 start a round")
+
+
+def test_a_round_starts_by_time_when_anything_is_new(settings: PipelineSettings, log: SqliteEventLog) -> None:
+    rounds = Rounds(settings)
+    settings = settings.model_copy(update={"round_every_hours": 1e-9})
+    assert Worker(settings, log, rounds, threading.Event()).work(once=True) == 0
+    converse(log, "a")
+    assert Worker(settings, log, rounds, threading.Event()).work(once=True) == 1
+    assert rounds.triggers == [Trigger.TIME]
+
+
+def test_while_another_worker_runs_a_round_none_starts_here(settings: PipelineSettings, log: SqliteEventLog) -> None:
+    rounds = Rounds(settings)
+    converse(log, "a", "b", "c")
+    with FileLease(settings.rounds_dir, "other:7").hold():
+        assert Worker(settings, log, rounds, threading.Event()).work(once=True) == 0
+    status = read_status(settings.worker_status_path)
+    assert status is not None
+    assert status.trigger_reason == "not here: a round is run by other:7"
+    assert Worker(settings, log, rounds, threading.Event()).work(once=True) == 1
+
+
+def test_two_workers_started_at_once_run_one_round(settings: PipelineSettings, tmp_path: Path) -> None:
+    """Each has a dataset of its own, as on two machines; they share the rounds folder."""
+    other = settings.model_copy(update={"state_dir": tmp_path / "other"})
+    settings.rounds_dir.mkdir()
+    other.state_dir.mkdir()
+    other.rounds_dir.symlink_to(settings.rounds_dir)
+    logs = [SqliteEventLog(each.event_log_path) for each in (settings, other)]
+    for each in logs:
+        converse(each, "a", "b", "c")
+    rounds, refused, stop = Rounds(settings), threading.Event(), threading.Event()
+    inside: list[int] = []
+
+    def run(progress: Callable[[Progress], None], **order: Any) -> RoundResult:
+        inside.append(1)
+        assert refused.wait(30), "the other worker was not refused"
+        return rounds(progress, **order)
+
+    workers = [Worker(each, log, run, stop) for each, log in zip((settings, other), logs, strict=True)]
+    threads = [threading.Thread(target=worker.work) for worker in workers]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found = [read_status(each.worker_status_path) for each in (settings, other)]
+        if any(status and "not here" in (status.trigger_reason or "") for status in found):
+            refused.set()
+        if rounds.ran and all(status and status.trigger_reason == "0 of 3 conversations are new" for status in found):
+            stop.set()
+        threads[0].join(0.005)
+    assert (inside, rounds.ran) == ([1], [2])
 
 
 def test_an_interrupted_round_goes_on_at_once(settings: PipelineSettings, log: SqliteEventLog) -> None:
@@ -118,13 +184,13 @@ def test_a_failing_round_does_not_stop_the_dataset(settings: PipelineSettings, l
     rounds = Rounds(settings)
     attempts: list[int] = []
 
-    def failing(progress: Callable[[Progress], None]) -> RoundResult:
+    def failing(progress: Callable[[Progress], None], **order: Any) -> RoundResult:
         attempts.append(len(attempts))
         if len(attempts) == 1:
             converse(log, "d")
             raise RuntimeError("no luck")
         stop.set()
-        return rounds(progress)
+        return rounds(progress, **order)
 
     converse(log, "a", "b", "c")
     Worker(settings, log, failing, stop).work()
@@ -138,7 +204,7 @@ def test_sigterm_during_a_round_ends_the_work_cleanly(settings: PipelineSettings
     converse(log, "a", "b", "c")
     stop = threading.Event()
 
-    def long_round(progress: Callable[[Progress], None]) -> RoundResult:
+    def long_round(progress: Callable[[Progress], None], **_: Any) -> RoundResult:
         os.kill(os.getpid(), signal.SIGTERM)
         progress(Progress("training", 1, 1000, 2))
         raise AssertionError("went on after the signal")
