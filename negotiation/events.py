@@ -5,7 +5,7 @@ new to them. A schema version above theirs is not theirs to interpret: :func:`re
 becomes a dead letter until a newer reader takes it up.
 
 Version 2 added ``consent`` and ``adapter`` to the envelope, and to messages their sampled tokens and what was
-redacted.
+redacted; later, who a customer is by pseudonym, and whether an outcome was signed.
 
 Event ids are derived from conversation id and sequence number (UUID version 5, RFC 9562), so a repeated
 publication of the same event is recognised wherever it arrives.
@@ -35,7 +35,11 @@ _NAMESPACE = uuid.UUID("6f2f6c1e-6f0b-5d0e-9c43-2f3f6a3a9a01")
 
 class Opened(BaseModel):
     """A conversation began. ``context`` has the agent's view only, unless the source knows both (a replay,
-    a practice talk that the service drew itself)."""
+    a practice talk that the service drew itself).
+
+    ``customer`` is a pseudonym of the business's customer, equal for the same customer of the same tenant, so that
+    what one customer contributes can be capped. None where the business did not say who it is.
+    """
 
     model_config = ConfigDict(frozen=True)
     type: Literal["opened"] = "opened"
@@ -43,6 +47,7 @@ class Opened(BaseModel):
     adapter: str
     source: Literal["live", "simulated", "replay"] = "live"
     labels: dict[str, str] = Field(default_factory=dict)
+    customer: str | None = None
 
 
 class Guarded(StrEnum):
@@ -103,7 +108,10 @@ class Closed(BaseModel):
 
 
 class OutcomeReported(BaseModel):
-    """What came of it, as far as the reporter knows. ``rewards`` and ``points`` of the unknown side are absent."""
+    """What came of it, as far as the reporter knows. ``rewards`` and ``points`` of the unknown side are absent.
+
+    ``signed``: the business signed the call that reported it; what anybody else could have reported is not.
+    """
 
     model_config = ConfigDict(frozen=True)
     type: Literal["outcome"] = "outcome"
@@ -114,6 +122,7 @@ class OutcomeReported(BaseModel):
     pareto_optimal: bool | None = None
     counterpart_view: dict[str, object] | None = None
     note: str = ""
+    signed: bool = False
 
 
 class Erased(BaseModel):
