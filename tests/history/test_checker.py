@@ -91,7 +91,9 @@ def write_erased(history: History, rows: list[Row]) -> list[Row]:
     return [*rows, Row(str(erased[0].id), erased[0].name, tuple(erased[0].acknowledged()), "agreed", "")]
 
 
-def turns_changed(change: Callable[[tuple[Turn, ...]], tuple[Turn, ...]]) -> Callable[[History, list[Row]], list[Row]]:
+def turns_changed(
+    change: Callable[[tuple[Turn, ...]], tuple[Turn, ...]],
+) -> Callable[[History, list[Row]], list[Row]]:
     return lambda history, rows: [replace(rows[0], turns=change(rows[0].turns)), *rows[1:]]
 
 

@@ -145,7 +145,7 @@ def test_errors_of_kafka_name_brokers_limit_and_remedy() -> None:
     assert "start the brokers" in text
     with pytest.raises(EventLogUnavailable, match="check the ssl_ files"), telling(SETTINGS, "be reached"):
         raise PermissionError("key.pem")
-    with pytest.raises(EventLogUnavailable, match="without a login .*: grant what docs/streaming.md lists"):
+    with pytest.raises(EventLogUnavailable, match=r"without a login .*: grant what docs/streaming\.md lists"):
         with telling(SETTINGS, "be read by group 'g'"):
             raise GroupAuthorizationFailedError
     login = SETTINGS.model_copy(
