@@ -1,8 +1,9 @@
 """Dead letters in a Kafka topic of their own.
 
-A dead letter is the record's own bytes (of one too large to be kept beside its headers: the beginning), its key the place that it came from, and headers that say why and when. A
-record set aside twice (redelivered before its commit) has the same key and counts once. One that was tried again is
-followed by a tombstone under its key: the topic is only ever appended to.
+A dead letter is the record's own bytes (of one too large to be kept beside its headers: the beginning), its key the
+place that it came from, and headers that say why and when. A record set aside twice (redelivered before its commit)
+has the same key and counts once. One that was tried again is followed by a tombstone under its
+key: the topic is only ever appended to.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ class _Rebalances(ConsumerRebalanceListener):
 class GroupReader:
     """``bury`` is handed the unreadable records of a poll and returns once they are durable elsewhere.
 
-    ``buried`` has those that were set aside, also such as can be read: they are passed over. What is committed leaves it.
+    ``buried`` has those that were set aside, also such as can be read: they are passed over. What is committed leaves
+    it.
     """
 
     def __init__(
