@@ -126,10 +126,11 @@ class OutcomeReported(BaseModel):
 
 
 class Erased(BaseModel):
-    """A tombstone: the tenant had the conversation's text erased. Readers drop what they keep of it."""
+    """A tombstone: the tenant had the conversation's text erased, or it was purged. Readers drop what they keep."""
 
     model_config = ConfigDict(frozen=True)
     type: Literal["erased"] = "erased"
+    why: Literal["erased", "purged"] = "erased"
 
 
 Payload = Annotated[Opened | Message | Offer | Closed | OutcomeReported | Erased, Field(discriminator="type")]

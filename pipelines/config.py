@@ -195,6 +195,17 @@ class PipelineSettings(BaseModel):
     outcome_grace_seconds: float = Field(
         300, ge=0, description="How long a closed conversation waits for its outcome before it counts without one."
     )
+    gap_deadline_seconds: float = Field(
+        3600,
+        ge=1,
+        description="How long a conversation waits for a missing event before it is a dead letter.",
+    )
+    dataset_retention_days: float | None = Field(
+        None, gt=0, le=36500, description="Conversations closed longer ago leave the dataset; unset: kept for ever."
+    )
+    dataset_publish_seconds: float = Field(
+        5.0, ge=0, le=3600, description="Shortest pause between two versions of the dataset."
+    )
     min_conversations: int = Field(200, ge=1, description="New finished conversations that start a round.")
     round_every_hours: float | None = Field(
         None, gt=0, description="Also start a round when the last one is this old and any conversation is new."

@@ -1,4 +1,4 @@
-"""Reading the dataset back: its summary, and the contexts that a round calibrates on. Streams it, in flat memory."""
+"""Reading the dataset back: its rows, and its summary. Streams it, in flat memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.dataset as ds
+from negotiation.scenario import CloseReason
+from pipelines.dataset_files import held, part_rows, read_manifest
 
-from negotiation.scenario import CloseReason, Context
-from pipelines.dataset import SCHEMA
+_MAY_USE = ["consent", "source"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def summarise(directory: Path, *, scenario: str | None = None, source: str | Non
     views = deals = walked = known = known_deals = pareto_known = pareto = success_known = successes = 0
     points = deal_points = 0.0
     columns = ["agreed", "success", "points_agent", "pareto_optimal", "closed_reason"]
-    for row in _rows(directory, columns, scenario, source):
+    for row in rows(directory, columns, scenario=scenario, source=source):
         views += 1
         deals += row["agreed"]
         walked += row["closed_reason"] == CloseReason.WALKED_AWAY
@@ -83,46 +82,28 @@ def summarise(directory: Path, *, scenario: str | None = None, source: str | Non
     )
 
 
-def finished_contexts(directory: Path, scenario: str, *, limit: int) -> list[tuple[str, Context]]:
-    """Conversation id and context of the newest ``limit`` finished conversations that training may use.
-
-    Left out are conversations without consent, and replayed corpora: they are somebody else's data, and its licence
-    may forbid training on it.
-    """
-    found: list[tuple[int, str, str]] = []
-    for row in _rows(directory, ["conversation_id", "context", "source", "consent", "last_offset"], scenario, None):
-        if row["source"] != "replay" and row["consent"]:
-            found.append((row["last_offset"], row["conversation_id"], row["context"]))
-        if len(found) > 4 * limit:
-            found = sorted(found)[-limit:]
-    return [(identity, Context.model_validate_json(context)) for _, identity, context in sorted(found)[-limit:]]
-
-
 def count_trainable(directory: Path, scenario: str) -> int:
-    """Finished conversations of a scenario that a round may learn from: see :func:`finished_contexts`."""
-    parts = _parts(directory)
-    if not parts:
-        return 0
-    trainable = (ds.field("scenario") == scenario) & (ds.field("source") != "replay") & ds.field("consent")
-    return int(ds.dataset(parts, schema=SCHEMA, format="parquet").count_rows(filter=trainable))
+    """Finished conversations of a scenario that training may use: with consent, and no replay.
+
+    Replayed corpora are somebody else's data, and their licence may forbid training on them.
+    """
+    return sum(row["consent"] and row["source"] != "replay" for row in rows(directory, _MAY_USE, scenario=scenario))
 
 
-def _parts(directory: Path) -> list[str]:
-    return sorted(str(part) for part in directory.glob("part-*.parquet"))
+def rows(
+    directory: Path, columns: list[str], *, scenario: str | None = None, source: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """The newest version's rows with ``columns``; nothing is published meanwhile.
 
-
-def _rows(directory: Path, columns: list[str], scenario: str | None, source: str | None) -> Iterator[dict[str, Any]]:
-    parts = _parts(directory)
-    if not parts:
-        return
-    wanted: Any = None
-    for name, value in (("scenario", scenario), ("source", source)):
-        if value is not None:
-            clause = ds.field(name) == value
-            wanted = clause if wanted is None else wanted & clause
-    batch: pa.RecordBatch
-    for batch in ds.dataset(parts, schema=SCHEMA, format="parquet").to_batches(columns=columns, filter=wanted):
-        yield from batch.to_pylist()
+    Raises DatasetDamaged, and DatasetInUse.
+    """
+    wanted = [*columns, *({"source"} - set(columns) if source else ())]
+    with held(directory):
+        for part in read_manifest(directory).parts:
+            if scenario is None or part.scenario == scenario:
+                for row in part_rows(directory, part, wanted):
+                    if source is None or row["source"] == source:
+                        yield row
 
 
 def _share(part: float, whole: int) -> float | None:

@@ -16,7 +16,6 @@ from negotiation.scenario import Context, Turn
 from pipelines import conversations
 from pipelines.config import CurationSettings
 from pipelines.curation import Candidate, Curated, curate
-from pipelines.dataset import SCHEMA
 from training.recorded import Recorded
 
 _CANDIDATE = ["conversation_id", "tenant", "customer", "source", "consent", "closed_at", "turns"]
@@ -76,8 +75,4 @@ def _candidate(row: dict[str, Any]) -> Candidate:
 
 
 def _rows(directory: Path, columns: list[str], scenario: str, source: str | None = None) -> Iterator[dict[str, Any]]:
-    """Rows with ``columns``; null for those that the dataset does not have."""
-    stored = [name for name in columns if name in SCHEMA.names]
-    absent: dict[str, Any] = {name: None for name in columns if name not in stored}
-    for row in conversations._rows(directory, stored, scenario, source):
-        yield {**row, **absent}
+    return conversations.rows(directory, columns, scenario=scenario, source=source)

@@ -1,355 +1,375 @@
-"""From events to a dataset of finished conversations: Parquet parts, one row per conversation, each exactly once.
+"""From events to a dataset of finished conversations: one row each, exactly once, reproducible from the log.
 
-How exactly-once holds across a crash at any point, with three durable places and no transaction that spans them:
+Three durable places and no transaction that spans them, so the order is what makes it hold across a crash anywhere:
 
-1. A batch of events is put into the assembly database (repeats ignored), *then* its offset is committed to the log.
-2. Finished conversations are assigned to a part there, *then* the part is written (temporary file, fsync, rename),
-   *then* their events are dropped and they are marked written. A start finds assigned but unwritten parts and
-   writes the very same file again.
+1. A batch of events is put into the assembly (repeats passed over), what makes no sense becomes a dead letter, *then*
+   the offsets are committed to the log.
+2. Finished conversations are assigned to a part there, *then* the part is written, *then* their events are dropped.
+   Whoever publishes next writes an assigned part again, and it is the very same.
+3. The version goes up, *then* its manifest is written. A manifest that is behind is written again.
 
-Finished means: opened, closed and with an outcome, no event missing in between; or closed without an outcome for
-longer than the grace period, in which case success and rewards stay unknown. What comes later is counted as late.
-Memory is bounded by one batch of events and one part.
+Finished means: closed, no event missing, and with an outcome or quiet for the grace period, in which case success and
+rewards stay unknown until they are told: a later outcome revises the row. A conversation with a gap waits for the
+missing event until the gap's deadline; then its events are dead letters, and ``sparring dead-letter retry`` brings
+them back. What is erased, purged or past its retention is taken out by writing its part anew.
 
-A conversation that was erased before it was written never is, and its events are dropped. One erased later stays in
-the part that holds it, and its tombstone counts as late.
-
-Left out on purpose: compaction of small parts, erasing rows of parts already written, and features for training
-(``pipelines.round`` makes contexts).
+Several processes may consume into one folder at once; one at a time publishes. Left out on purpose: folders shared
+by several machines (the assembly is a SQLite file), and features for training (``pipelines.round`` makes contexts).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sqlite3
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
+from negotiation.event_log import EventLog, positions
+from negotiation.events import OutcomeReported
+from pipelines.assembly import Assembly, Waiting, forget
+from pipelines.dataset_files import (
+    DatasetInUse,
+    Manifest,
+    Part,
+    Progress,
+    file_sha256,
+    held,
+    part_rows,
+    read_manifest,
+    write_manifest,
+    write_part,
+)
+from pipelines.dataset_rows import ContentHash, MalformedConversation, conversation_row, row_digest, with_outcome
 
-from negotiation.event_log import EventLog, Record, positions
-from negotiation.events import Closed, ConversationEvent, Erased, Message, Opened, OutcomeReported
-from negotiation.roles import Role
-from negotiation.scenario import CloseReason
-from pipelines.event_log import Progress, open_database, transaction
-
-GROUP = "dataset"
 BATCH_EVENTS = 4000
 PART_ROWS = 5000
-
-SCHEMA = pa.schema(
-    [
-        ("conversation_id", pa.string()),
-        ("tenant", pa.string()),
-        ("scenario", pa.string()),
-        ("source", pa.string()),
-        ("adapter", pa.string()),
-        ("labels", pa.string()),
-        ("consent", pa.bool_()),
-        ("context", pa.string()),
-        ("turns", pa.list_(pa.struct([("role", pa.string()), ("text", pa.string()), ("shown", pa.string())]))),
-        ("n_turns", pa.int32()),
-        ("closed_reason", pa.string()),
-        ("agreement", pa.string()),
-        ("agreed", pa.bool_()),
-        ("success", pa.bool_()),
-        ("reward_agent", pa.float64()),
-        ("reward_counterpart", pa.float64()),
-        ("points_agent", pa.float64()),
-        ("points_counterpart", pa.float64()),
-        ("pareto_optimal", pa.bool_()),
-        ("note", pa.string()),
-        ("opened_at", pa.timestamp("us", tz="UTC")),
-        ("closed_at", pa.timestamp("us", tz="UTC")),
-        ("first_offset", pa.int64()),
-        ("last_offset", pa.int64()),
-    ]
-)
-"""One row per conversation. ``context`` and ``labels`` are JSON; the context holds the counterpart's view where the
-opening or the outcome told it. ``consent``: training may use it. Null means unknown; points are in the scenario's
-unit, 0 without an agreement."""
-
-_ASSEMBLY = """
-CREATE TABLE IF NOT EXISTS pending_events (
-    conversation_id TEXT NOT NULL,
-    sequence INTEGER NOT NULL,
-    offset INTEGER NOT NULL,
-    body TEXT NOT NULL,
-    PRIMARY KEY (conversation_id, sequence)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS conversations (
-    conversation_id TEXT PRIMARY KEY,
-    events INTEGER NOT NULL DEFAULT 0,
-    last_sequence INTEGER NOT NULL DEFAULT -1,
-    opened INTEGER NOT NULL DEFAULT 0,
-    closed_at TEXT,
-    outcome INTEGER NOT NULL DEFAULT 0,
-    first_offset INTEGER,
-    last_offset INTEGER,
-    late INTEGER NOT NULL DEFAULT 0,
-    part TEXT,
-    written INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS erased (conversation_id TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS open_conversations ON conversations (last_offset)
-    WHERE part IS NULL AND closed_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS unwritten ON conversations (part) WHERE part IS NOT NULL AND written = 0;
-"""
-_WHOLE = "part IS NULL AND closed_at IS NOT NULL AND opened = 1 AND events = last_sequence + 1"
+SMALL_PARTS = 32
+"""So many parts of less than half the size are written anew as one."""
+EXPIRED = "expired"
 
 
-class DatasetInUse(RuntimeError):
-    """Another process is writing this dataset."""
+@dataclass(frozen=True)
+class DatasetLimits:
+    """How long things wait. ``publish_every``: the pause between two versions while not many conversations come."""
+
+    outcome_grace: timedelta = timedelta(minutes=5)
+    gap_deadline: timedelta = timedelta(hours=1)
+    retention: timedelta | None = None
+    publish_every: timedelta = timedelta(0)
+    batch_events: int = BATCH_EVENTS
+    part_rows: int = PART_ROWS
 
 
 @dataclass(frozen=True)
 class ConsumeReport:
-    """What one call did: events read, conversations written to the dataset, parts made."""
+    """What one call did: events read, conversations written, parts made, dead letters, conversations taken out."""
 
     events: int
     conversations: int
     parts: int
+    set_aside: int
+    removed: int
 
 
 class DatasetWriter:
-    """The consumer. One at a time per dataset directory: a second one raises DatasetInUse."""
+    """A consumer. Several may share a folder, also in several processes of one machine."""
 
-    def __init__(
-        self,
-        event_log: EventLog,
-        directory: Path,
-        *,
-        group: str = GROUP,
-        outcome_grace: timedelta = timedelta(minutes=5),
-        batch_events: int = BATCH_EVENTS,
-        part_rows: int = PART_ROWS,
-    ) -> None:
+    def __init__(self, event_log: EventLog, directory: Path, limits: DatasetLimits | None = None) -> None:
         self.directory = directory
         self._log = event_log
-        self._group = group
-        self._grace = outcome_grace
-        self._batch = batch_events
-        self._part_rows = part_rows
+        self._limits = limits or DatasetLimits()
         directory.mkdir(parents=True, exist_ok=True)
-        self._lease = FileLock(directory / "_writer.lock", blocking=False)
-        try:
-            self._lease.acquire()
-        except Timeout as error:
-            raise DatasetInUse(
-                f"{directory} is being written by another process: let the worker finish, or stop it first"
-            ) from error
-        self._assembly = open_database(directory / "_assembly.db", _ASSEMBLY)
-        for stale in directory.glob(".*.tmp"):
-            stale.unlink()
-        self._write_assigned()
+        self._assembly = Assembly(directory / "_assembly.db")
+        self._published_at = float("-inf")
+        self._written = self._parts = self._set_aside = self._removed = 0
 
-    def consume(self, progress: Progress | None = None, *, now: datetime | None = None) -> ConsumeReport:
-        """Take in everything the log has and write what is finished. ``progress``: events done, events in all."""
-        total, done, conversations, parts = self._log.lag(self._group), 0, 0, 0
-        while records := self._log.poll(self._group, self._batch):
-            self._take(records)
-            self._log.commit(self._group, positions(records))
+    @property
+    def group(self) -> str:
+        """The consumer group that reads the log into this folder."""
+        return self._assembly.group
+
+    def consume(
+        self, progress: Progress | None = None, *, now: datetime | None = None, flush: bool = True
+    ) -> ConsumeReport:
+        """Take in everything the log has, and publish what is finished: with ``flush`` at once, else when it is time.
+
+        ``progress``: events done, events in all. Raises DatasetInUse, with ``flush`` only.
+        """
+        self._written = self._parts = self._set_aside = self._removed = 0
+        total, done = self._log.lag(self.group), 0
+        while records := self._log.poll(self.group, self._limits.batch_events):
+            for record, reason in self._assembly.take(records, now or datetime.now(UTC)):
+                self._log.bury(record, reason)
+                self._set_aside += 1
+            self._log.commit(self.group, positions(records))
             done += len(records)
             if progress:
                 progress(done, max(total, done))
-            if self._finished_count(now) >= self._part_rows:
-                conversations, parts = conversations + self._emit(now), parts + 1
-        while written := self._emit(now):
-            conversations, parts = conversations + written, parts + 1
-        return ConsumeReport(done, conversations, parts)
+            if self.unfinished() >= self._limits.part_rows:
+                self._publish(now, wait=False)
+        if flush or time.monotonic() - self._published_at >= self._limits.publish_every.total_seconds():
+            self._publish(now, wait=flush)
+        return ConsumeReport(done, self._written, self._parts, self._set_aside, self._removed)
 
     def written(self) -> int:
         """Conversations in the dataset so far."""
-        return self._count("SELECT count(*) FROM conversations WHERE written = 1")
+        return int(self._assembly.value("SELECT coalesce(sum(rows), 0) FROM parts WHERE live"))
 
     def unfinished(self) -> int:
         """Conversations begun and not yet finished."""
-        return self._count("SELECT count(*) FROM conversations WHERE part IS NULL")
-
-    def late_events(self) -> int:
-        """Events that came after their conversation had been written, and are not in the dataset."""
-        return self._count("SELECT coalesce(sum(late), 0) FROM conversations")
+        return int(self._assembly.value("SELECT count(*) FROM conversations WHERE part IS NULL"))
 
     def close(self) -> None:
         self._assembly.close()
-        self._lease.release()
 
-    def _take(self, records: list[Record]) -> None:
-        with transaction(self._assembly) as db:
-            for record in records:
-                event, payload = record.event, record.event.payload
-                if _is_erased(db, event.conversation_id):
-                    continue
-                db.execute(
-                    "INSERT OR IGNORE INTO conversations (conversation_id) VALUES (?)", (event.conversation_id,)
-                )
-                (part,) = db.execute(
-                    "SELECT part FROM conversations WHERE conversation_id = ?", (event.conversation_id,)
-                ).fetchone()
-                if part is not None:
-                    # A redelivered event of a written conversation is no news; only a new sequence is late.
-                    db.execute(
-                        "UPDATE conversations SET late = late + 1, last_sequence = ? "
-                        "WHERE conversation_id = ? AND last_sequence < ?",
-                        (event.sequence, event.conversation_id, event.sequence),
-                    )
-                    continue
-                if isinstance(payload, Erased):
-                    for table in ("pending_events", "conversations"):
-                        db.execute(f"DELETE FROM {table} WHERE conversation_id = ?", (event.conversation_id,))
-                    db.execute("INSERT INTO erased VALUES (?)", (event.conversation_id,))
-                    continue
-                inserted = db.execute(
-                    "INSERT OR IGNORE INTO pending_events VALUES (?, ?, ?, ?)",
-                    (event.conversation_id, event.sequence, record.offset, event.model_dump_json()),
-                )
-                if inserted.rowcount == 0:
-                    continue
-                db.execute(
-                    "UPDATE conversations SET events = events + 1, last_sequence = max(last_sequence, :sequence), "
-                    "opened = opened OR :opened, closed_at = coalesce(:closed_at, closed_at), "
-                    "outcome = outcome OR :outcome, first_offset = coalesce(first_offset, :offset), "
-                    "last_offset = :offset WHERE conversation_id = :id",
-                    {
-                        "id": event.conversation_id,
-                        "sequence": event.sequence,
-                        "opened": isinstance(payload, Opened),
-                        "closed_at": _instant(event.occurred_at) if isinstance(payload, Closed) else None,
-                        "outcome": isinstance(payload, OutcomeReported),
-                        "offset": record.offset,
-                    },
-                )
+    def _publish(self, now: datetime | None, *, wait: bool) -> None:
+        moment = now or datetime.now(UTC)
+        try:
+            with held(self.directory, wait=wait):
+                self._recover()
+                self._set_aside_stuck(moment)
+                self._expire(moment)
+                while self._write_finished(moment):
+                    pass
+                self._rewrite_changed()
+                self._merge_small_parts()
+                self._write_version(moment)
+                self._sweep()
+                self._published_at = time.monotonic()
+        except DatasetInUse:
+            if wait:
+                raise
 
-    def _finished_count(self, now: datetime | None) -> int:
-        return self._count(f"SELECT count(*) FROM conversations WHERE {self._finished(now)}")
+    def _recover(self) -> None:
+        with self._assembly.change() as db:
+            # A part that was to replace others is simply made again; they are all still there.
+            db.execute("DELETE FROM parts WHERE live = 0 AND rewrites = 1")
+        for (name,) in self._assembly.rows("SELECT name FROM parts WHERE live = 0"):
+            self._write_new(name)
 
-    def _finished(self, now: datetime | None) -> str:
-        deadline = (now or datetime.now(UTC)) - self._grace
-        return f"{_WHOLE} AND (outcome = 1 OR closed_at <= '{_instant(deadline)}')"
+    def _set_aside_stuck(self, now: datetime) -> None:
+        deadline = (now - self._limits.gap_deadline).timestamp()
+        while stuck := self._assembly.stuck(deadline, self._limits.part_rows):
+            for waiting in stuck:
+                there = {record.event.sequence for record in self._assembly.events(waiting.conversation_id)}
+                missing = next(number for number in range(waiting.last_sequence + 1) if number not in there)
+                self._bury(waiting, f"event {missing} of its conversation did not come in time")
 
-    def _emit(self, now: datetime | None) -> int:
-        """Assign up to ``part_rows`` finished conversations to a part, and write it."""
-        with transaction(self._assembly) as db:
-            rows = db.execute(
-                f"SELECT conversation_id, first_offset, last_offset FROM conversations WHERE {self._finished(now)} "
-                "ORDER BY last_offset LIMIT ?",
-                (self._part_rows,),
-            ).fetchall()
-            if not rows:
-                return 0
-            span = f"part-{min(row[1] for row in rows):012d}-{max(row[2] for row in rows):012d}"
-            # Offsets are of a partition: conversations of two partitions may have the very same ones.
-            part, again = f"{span}.parquet", 0
-            while db.execute("SELECT 1 FROM conversations WHERE part = ?", (part,)).fetchone():
-                again += 1
-                part = f"{span}-{again}.parquet"
-            db.executemany(
-                "UPDATE conversations SET part = ? WHERE conversation_id = ?", [(part, row[0]) for row in rows]
+    def _bury(self, waiting: Waiting, reason: str) -> None:
+        for record in self._assembly.events(waiting.conversation_id):
+            self._log.bury(record, reason)
+            self._set_aside += 1
+        with self._assembly.change() as db:
+            forget(db, [waiting.conversation_id], None)
+
+    def _expire(self, now: datetime) -> None:
+        if self._limits.retention is None:
+            return
+        before = (now - self._limits.retention).timestamp()
+        with self._assembly.change() as db:
+            old = db.execute(
+                "SELECT conversation_id FROM conversations WHERE part IS NULL AND arrived_at < ?", (before,)
             )
-        self._write_assigned()
-        return len(rows)
-
-    def _write_assigned(self) -> None:
-        parts = self._assembly.execute(
-            "SELECT DISTINCT part FROM conversations WHERE part IS NOT NULL AND written = 0 ORDER BY part"
-        ).fetchall()
-        for (part,) in parts:
-            self._write_part(str(part))
-
-    def _write_part(self, part: str) -> None:
-        rows = [
-            self._row(identity, first, last)
-            for identity, first, last in self._assembly.execute(
-                "SELECT conversation_id, first_offset, last_offset FROM conversations "
-                "WHERE part = ? AND written = 0 ORDER BY last_offset",
-                (part,),
-            ).fetchall()
-        ]
-        _write_durably(pa.Table.from_pylist(rows, schema=SCHEMA), self.directory / part)
-        with transaction(self._assembly) as db:
+            forget(db, [identity for (identity,) in old.fetchall()], EXPIRED)
             db.execute(
-                "DELETE FROM pending_events WHERE conversation_id IN "
-                "(SELECT conversation_id FROM conversations WHERE part = ? AND written = 0)",
-                (part,),
+                "UPDATE conversations SET removal = ? WHERE part IS NOT NULL AND removal IS NULL AND closed_at < ?",
+                (EXPIRED, before),
             )
-            db.execute("UPDATE conversations SET written = 1 WHERE part = ?", (part,))
 
-    def _row(self, identity: str, first: int, last: int) -> dict[str, Any]:
-        bodies = self._assembly.execute(
-            "SELECT body FROM pending_events WHERE conversation_id = ? ORDER BY sequence", (identity,)
-        ).fetchall()
-        events = [ConversationEvent.model_validate_json(body) for (body,) in bodies]
-        return {**conversation_row(events), "first_offset": first, "last_offset": last}
-
-    def _count(self, query: str) -> int:
-        return int(self._assembly.execute(query).fetchone()[0])
-
-
-def conversation_row(events: list[ConversationEvent]) -> dict[str, Any]:
-    """The dataset row (offsets aside) of one conversation's events in order. The last outcome reported counts."""
-    opened = next(event for event in events if isinstance(event.payload, Opened))
-    closed = next(event for event in events if isinstance(event.payload, Closed))
-    begin, end = opened.payload, closed.payload
-    assert isinstance(begin, Opened)
-    assert isinstance(end, Closed)
-    outcomes = [event.payload for event in events if isinstance(event.payload, OutcomeReported)]
-    outcome = outcomes[-1] if outcomes else OutcomeReported(agreed=end.reason is CloseReason.AGREED)
-    messages = [event.payload for event in events if isinstance(event.payload, Message)]
-    context = begin.context
-    if outcome.counterpart_view is not None:
-        context = context.model_copy(
-            update={"views": {**context.views, Role.COUNTERPART: dict(outcome.counterpart_view)}}
+    def _write_finished(self, now: datetime) -> bool:
+        scenario, finished = self._assembly.finished(
+            (now - self._limits.outcome_grace).timestamp(), self._limits.part_rows
         )
-    return {
-        "conversation_id": opened.conversation_id,
-        "tenant": opened.tenant,
-        "scenario": context.scenario,
-        "source": begin.source,
-        "adapter": begin.adapter,
-        "labels": json.dumps(begin.labels, sort_keys=True),
-        "consent": opened.consent,
-        "context": context.model_dump_json(),
-        "turns": [{"role": str(m.role), "text": m.text, "shown": m.shown} for m in messages],
-        "n_turns": len(messages),
-        "closed_reason": str(end.reason),
-        "agreement": None if end.agreement is None else str(end.agreement),
-        "agreed": outcome.agreed,
-        "success": outcome.success,
-        "reward_agent": outcome.rewards.get(Role.AGENT),
-        "reward_counterpart": outcome.rewards.get(Role.COUNTERPART),
-        "points_agent": outcome.points.get(Role.AGENT),
-        "points_counterpart": outcome.points.get(Role.COUNTERPART),
-        "pareto_optimal": outcome.pareto_optimal,
-        "note": outcome.note,
-        "opened_at": opened.occurred_at,
-        "closed_at": closed.occurred_at,
-    }
+        if not finished:
+            return False
+        with self._assembly.change() as db:
+            name = self._new_part(db, scenario, rewrites=False)
+            db.executemany(
+                "UPDATE conversations SET part = ?, written_to = ? WHERE conversation_id = ?",
+                [(name, waiting.last_sequence, waiting.conversation_id) for waiting in finished],
+            )
+        self._write_new(name)
+        return True
 
+    def _write_new(self, name: str) -> None:
+        """Write a part of conversations that were assigned to it, from their events."""
+        version = int(self._assembly.value("SELECT version FROM dataset")) + 1
+        digests: list[tuple[bytes, str]] = []
+        malformed: list[Waiting] = []
 
-def _is_erased(db: sqlite3.Connection, conversation_id: str) -> bool:
-    query = "SELECT 1 FROM erased WHERE conversation_id = ?"
-    return db.execute(query, (conversation_id,)).fetchone() is not None
+        def rows() -> Iterator[dict[str, Any]]:
+            for row in self._assembly.rows(
+                "SELECT conversation_id, written_to, partition, first_offset, last_offset FROM conversations "
+                "WHERE part = ? ORDER BY conversation_id",
+                (name,),
+            ):
+                waiting = Waiting(*row)
+                events = [record.event for record in self._assembly.events(waiting.conversation_id)]
+                try:
+                    said = conversation_row([event for event in events if event.sequence <= waiting.last_sequence])
+                except MalformedConversation as error:
+                    self._log_malformed(waiting, str(error))
+                    malformed.append(waiting)
+                    continue
+                digests.append((row_digest(said), waiting.conversation_id))
+                yield {
+                    **said,
+                    "partition": waiting.partition,
+                    "first_offset": waiting.first_offset,
+                    "last_offset": waiting.last_offset,
+                    "version": version,
+                }
 
+        figures = self._write_file(name, rows())
+        with self._assembly.change() as db:
+            forget(db, [waiting.conversation_id for waiting in malformed], None)
+            db.execute(
+                "DELETE FROM events WHERE EXISTS (SELECT 1 FROM conversations WHERE part = ? AND "
+                "conversations.conversation_id = events.conversation_id AND sequence <= written_to)",
+                (name,),
+            )
+            db.executemany("UPDATE conversations SET digest = ? WHERE conversation_id = ?", digests)
+            self._settle(db, name, figures, added=[digest for digest, _ in digests], removed=[])
+        self._written += len(digests)
 
-def _instant(moment: datetime) -> str:
-    """UTC in a form whose text order is its time order."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+    def _log_malformed(self, waiting: Waiting, reason: str) -> None:
+        for record in self._assembly.events(waiting.conversation_id):
+            self._log.bury(record, reason)
+            self._set_aside += 1
 
+    def _rewrite_changed(self) -> None:
+        changed = self._assembly.rows(
+            "SELECT DISTINCT part FROM conversations WHERE part IS NOT NULL AND (removal IS NOT NULL OR "
+            "conversation_id IN (SELECT conversation_id FROM events))"
+        )
+        for (name,) in changed:
+            self._rewrite([name])
 
-def _write_durably(table: pa.Table, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as sink:
-        pq.write_table(table, sink, compression="zstd")
-        sink.flush()
-        os.fsync(sink.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    def _merge_small_parts(self) -> None:
+        small = self._assembly.rows(
+            "SELECT name, rows, scenario FROM parts WHERE live AND rows < ? ORDER BY scenario, name",
+            (self._limits.part_rows // 2,),
+        )
+        for scenario in {row[2] for row in small}:
+            names = [name for name, _, of in small if of == scenario]
+            if len(names) >= SMALL_PARTS:
+                self._rewrite(names)
+
+    def _rewrite(self, names: list[str]) -> None:
+        """One part in place of ``names``, without what is to be removed and with the outcomes told since."""
+        marks = ",".join("?" * len(names))
+        held_by = f"SELECT conversation_id, digest, removal, written_to FROM conversations WHERE part IN ({marks})"
+        kept: list[str] = []
+        new: dict[str, tuple[bytes, int]] = {}
+        known = {row[0]: row[1:] for row in self._assembly.rows(held_by, names)}
+        outcomes = {identity: self._later_outcome(identity, to) for identity, (_, _, to) in known.items()}
+        with self._assembly.change() as db:
+            (scenario,) = db.execute("SELECT scenario FROM parts WHERE name = ?", (names[0],)).fetchone()
+            name = self._new_part(db, scenario, rewrites=True)
+
+        def rows() -> Iterator[Mapping[str, Any]]:
+            for part in self._live_parts(names):
+                for row in part_rows(self.directory, part):
+                    identity = row["conversation_id"]
+                    if known[identity][1] is not None:
+                        continue
+                    kept.append(identity)
+                    later = outcomes[identity]
+                    if later is not None:
+                        row = with_outcome(row, later[0])
+                        new[identity] = (row_digest(row), later[1])
+                    yield row
+
+        figures = self._write_file(name, rows())
+        removed = {identity: why for identity, (_, why, _) in known.items() if why is not None}
+        with self._assembly.change() as db:
+            for identity, why in removed.items():
+                forget(db, [identity], why)
+            db.execute(f"UPDATE conversations SET part = ? WHERE part IN ({marks})", (name, *names))
+            for identity, (digest, written_to) in new.items():
+                db.execute(
+                    "UPDATE conversations SET digest = ?, written_to = ? WHERE conversation_id = ?",
+                    (digest, written_to, identity),
+                )
+                db.execute("DELETE FROM events WHERE conversation_id = ? AND sequence <= ?", (identity, written_to))
+            db.execute(f"DELETE FROM parts WHERE name IN ({marks})", names)
+            db.execute("UPDATE dataset SET revised = revised + ?", (len(new),))
+            gone = [known[identity][0] for identity in (*removed, *new)]
+            self._settle(db, name, figures, added=[digest for digest, _ in new.values()], removed=gone)
+        self._removed += len(removed)
+
+    def _later_outcome(self, identity: str, written_to: int) -> tuple[OutcomeReported, int] | None:
+        later = [record.event for record in self._assembly.events(identity, after=written_to)]
+        outcomes = [(event.payload, event.sequence) for event in later if isinstance(event.payload, OutcomeReported)]
+        return outcomes[-1] if outcomes else None
+
+    def _write_file(self, name: str, rows: Iterator[Mapping[str, Any]]) -> tuple[int, int, int, str]:
+        path = self.directory / "parts" / name
+        count, consented = write_part(path, rows)
+        self._parts += count > 0
+        return (count, consented, path.stat().st_size, file_sha256(path)) if count else (0, 0, 0, "")
+
+    def _new_part(self, db: Any, scenario: str, *, rewrites: bool) -> str:
+        db.execute("UPDATE dataset SET parts_made = parts_made + 1")
+        (number,) = db.execute("SELECT parts_made FROM dataset").fetchone()
+        name = f"scenario={scenario}/part-{number:08d}.parquet"
+        db.execute("INSERT INTO parts (name, scenario, rewrites) VALUES (?, ?, ?)", (name, scenario, rewrites))
+        return name
+
+    def _settle(
+        self, db: Any, name: str, figures: tuple[int, int, int, str], *, added: list[bytes], removed: list[bytes]
+    ) -> None:
+        if figures[0]:
+            db.execute(
+                "UPDATE parts SET live = 1, rows = ?, consented = ?, bytes = ?, sha256 = ? WHERE name = ?",
+                (*figures, name),
+            )
+        else:
+            db.execute("DELETE FROM parts WHERE name = ?", (name,))
+        content = ContentHash(db.execute("SELECT content FROM dataset").fetchone()[0])
+        for digest in removed:
+            content.remove(digest)
+        for digest in added:
+            content.add(digest)
+        db.execute("UPDATE dataset SET content = ?, changed = 1", (content.state,))
+
+    def _live_parts(self, names: list[str] | None = None) -> list[Part]:
+        found = self._assembly.rows(
+            "SELECT name, scenario, rows, consented, bytes, sha256 FROM parts WHERE live ORDER BY name"
+        )
+        parts = [Part(**dict(zip(Part.model_fields, row, strict=True))) for row in found]
+        return parts if names is None else [part for part in parts if part.name in names]
+
+    def _write_version(self, now: datetime) -> None:
+        with self._assembly.change() as db:
+            db.execute("UPDATE dataset SET version = version + 1, changed = 0 WHERE changed")
+        version, content, revised = self._assembly.rows("SELECT version, content, revised FROM dataset")[0]
+        if read_manifest(self.directory).version == version:
+            return
+        parts = self._live_parts()
+        by_scenario: dict[str, int] = {}
+        for part in parts:
+            by_scenario[part.scenario] = by_scenario.get(part.scenario, 0) + part.rows
+        manifest = Manifest(
+            version=version,
+            created_at=now,
+            content_hash=ContentHash(content).hexdigest(),
+            conversations=sum(part.rows for part in parts),
+            consented=sum(part.consented for part in parts),
+            by_scenario=by_scenario,
+            offsets=dict(self._assembly.rows("SELECT partition, offset FROM consumed ORDER BY partition")),
+            gone=dict(self._assembly.rows("SELECT why, count(*) FROM gone GROUP BY why ORDER BY why")),
+            revised=revised,
+            parts=tuple(parts),
+        )
+        write_manifest(self.directory, manifest)
+
+    def _sweep(self) -> None:
+        """Files that belong to no part: replaced ones, and what a crash left behind."""
+        known = {part.name for part in self._live_parts()}
+        parts = self.directory / "parts"
+        for path in parts.glob("scenario=*/*"):
+            if str(path.relative_to(parts)) not in known:
+                path.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ from negotiation.event_log import EventLog, EventLogUnavailable
 from pipelines.config import PipelineSettings
 from pipelines.conversations import count_trainable
 from pipelines.curated_conversations import signed_outcomes
-from pipelines.dataset import GROUP, DatasetWriter
+from pipelines.dataset import DatasetLimits, DatasetWriter
 from pipelines.round_lease import HeldLease, LeaseTaken, LeaseUnavailable, round_lease
 from pipelines.round_state import Progress, RoundResult, RoundState, agent_champion, latest_state, write_atomically
 from pipelines.triggers import Evidence, Finding, Trigger, find_trigger
@@ -121,15 +121,11 @@ class Worker:
         rounds = 0
         has_read = False
         failed_at: int | None = None
-        writer = DatasetWriter(
-            self.event_log,
-            self.settings.datasets_dir,
-            outcome_grace=timedelta(seconds=self.settings.outcome_grace_seconds),
-        )
+        writer = DatasetWriter(self.event_log, self.settings.datasets_dir, dataset_limits(self.settings))
         try:
             while not self.stop.is_set():
                 try:
-                    self._consume(writer)
+                    self._consume(writer, flush=once)
                 except EventLogUnavailable as error:
                     if once or not has_read:
                         raise
@@ -155,7 +151,7 @@ class Worker:
                         self._show("idle", last_round=result, last_error=None, metrics={})
                 if once:
                     break
-                self._idle()
+                self._idle(writer.group)
         except Stopped:
             pass
         finally:
@@ -163,8 +159,8 @@ class Worker:
             self._show("stopped")
         return rounds
 
-    def _consume(self, writer: DatasetWriter) -> None:
-        report = writer.consume(lambda done, of: self._progress(Progress("consuming", done, of)))
+    def _consume(self, writer: DatasetWriter, *, flush: bool) -> None:
+        report = writer.consume(lambda done, of: self._progress(Progress("consuming", done, of)), flush=flush)
         self._written += report.conversations
         if report.conversations or self._status.phase == "starting":
             self._status = self._status.model_copy(
@@ -216,9 +212,9 @@ class Worker:
                 self._outcomes = wanted, count, successes
         return Evidence(new, datetime.now(UTC) - since, champion, count, successes)
 
-    def _idle(self) -> None:
+    def _idle(self, group: str) -> None:
         try:
-            lag = self.event_log.lag(GROUP)
+            lag = self.event_log.lag(group)
         except EventLogUnavailable as error:
             self._wait_for_log(error)
             return
@@ -247,6 +243,17 @@ class Worker:
         self._shown_at = time.monotonic()
         self._status = self._status.model_copy(update={"phase": phase, "updated_at": datetime.now(UTC), **changes})
         write_atomically(self.settings.worker_status_path, self._status.model_dump_json(indent=1))
+
+
+def dataset_limits(settings: PipelineSettings) -> DatasetLimits:
+    """How long the dataset waits for what, by the settings."""
+    days = settings.dataset_retention_days
+    return DatasetLimits(
+        outcome_grace=timedelta(seconds=settings.outcome_grace_seconds),
+        gap_deadline=timedelta(seconds=settings.gap_deadline_seconds),
+        retention=None if days is None else timedelta(days=days),
+        publish_every=timedelta(seconds=settings.dataset_publish_seconds),
+    )
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,16 +57,14 @@ def kafka_settings(settings: Settings) -> KafkaSettings:
 
 
 def open_dataset_writer(settings: Settings, event_log: EventLog) -> DatasetWriter:
-    """The dataset's one writer. The caller closes it. Raises MisuseError while another process writes."""
-    from pipelines.dataset import DatasetInUse, DatasetWriter
+    """A writer of the dataset. The caller closes it. Raises MisuseError for a folder of an earlier release."""
+    from pipelines.assembly import OutdatedDataset
+    from pipelines.dataset import DatasetWriter
+    from pipelines.worker import dataset_limits
 
     try:
-        return DatasetWriter(
-            event_log,
-            settings.pipelines.datasets_dir,
-            outcome_grace=timedelta(seconds=settings.pipelines.outcome_grace_seconds),
-        )
-    except DatasetInUse as error:
+        return DatasetWriter(event_log, settings.pipelines.datasets_dir, dataset_limits(settings.pipelines))
+    except OutdatedDataset as error:
         raise MisuseError(str(error)) from error
 
 
@@ -171,14 +168,15 @@ def application(settings: Settings) -> Iterator[FastAPI]:
 
 def run_worker(settings: Settings, stop: threading.Event, *, once: bool = False) -> int:
     """Work until ``stop`` is set (SIGTERM and SIGINT set it). Returns the number of finished rounds."""
-    from pipelines.dataset import DatasetInUse
+    from pipelines.assembly import OutdatedDataset
+    from pipelines.dataset_files import DatasetDamaged, DatasetInUse
     from pipelines.worker import Worker, stop_on_signals
 
     event_log = open_event_log(settings)
     try:
         with stop_on_signals(stop):
             return Worker(settings.pipelines, event_log, _round_runner(settings), stop).work(once=once)
-    except DatasetInUse as error:
+    except (OutdatedDataset, DatasetDamaged, DatasetInUse) as error:
         raise MisuseError(str(error)) from error
     finally:
         event_log.close()

@@ -78,33 +78,18 @@ def from_log(settings: Settings, progress: Callable[[int, int], None]) -> Record
 
 def from_dataset(directory: Path, scenario: str) -> Recordings:
     """The dataset's finished conversations of a scenario. Raises MisuseError if there are none."""
-    import pyarrow.dataset as ds
-
     from negotiation.scenario import Context, Turn
-    from pipelines.dataset import SCHEMA
+    from pipelines.conversations import rows
     from training.recorded import Recorded
 
     found = Recordings(scenario)
-    parts = sorted(str(part) for part in directory.glob("part-*.parquet"))
-    columns = ["conversation_id", "source", "consent", "context", "turns"]
-    # Without parts there is no schema to read, and pyarrow would complain about the folder instead.
-    batches = (
-        ds.dataset(parts, schema=SCHEMA, format="parquet").to_batches(
-            columns=columns, filter=ds.field("scenario") == scenario
-        )
-        if parts
-        else ()
-    )
-    for batch in batches:
-        for row in batch.to_pylist():
-            if row["source"] == "replay" or not row["consent"]:
-                found.left_out[REPLAYED if row["source"] == "replay" else NO_CONSENT] += 1
-                continue
-            turns = tuple(
-                Turn(role=Role(turn["role"]), text=turn["text"], shown=turn["shown"]) for turn in row["turns"]
-            )
-            context = Context.model_validate_json(row["context"])
-            found.conversations.append(Recorded(row["conversation_id"], context, turns))
+    for row in rows(directory, ["conversation_id", "source", "consent", "context", "turns"], scenario=scenario):
+        if row["source"] == "replay" or not row["consent"]:
+            found.left_out[REPLAYED if row["source"] == "replay" else NO_CONSENT] += 1
+            continue
+        turns = tuple(Turn(role=Role(turn["role"]), text=turn["text"], shown=turn["shown"]) for turn in row["turns"])
+        context = Context.model_validate_json(row["context"])
+        found.conversations.append(Recorded(row["conversation_id"], context, turns))
     if not found.conversations:
         left = f" ({describe(found.left_out)})" if found.left_out else ""
         raise MisuseError(

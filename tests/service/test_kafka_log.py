@@ -342,7 +342,7 @@ def test_a_corpus_goes_through_kafka_into_the_dataset(kafka_broker: Any, tmp_pat
     worked = sparring(tmp_path, "worker", "--once")
     assert worked.returncode == 0, worked.stderr
     directory = tmp_path / "var" / "datasets" / "conversations"
-    tables = [parquet.read_table(part, columns=["conversation_id"]) for part in directory.glob("part-*.parquet")]
+    tables = [parquet.ParquetFile(part).read(["conversation_id"]) for part in directory.glob("parts/*/*.parquet")]
     identifiers = [identity for table in tables for identity in table["conversation_id"].to_pylist()]
     assert len(identifiers) == len(set(identifiers)) == conversations
     assert not (tmp_path / "var" / "events.db").exists()

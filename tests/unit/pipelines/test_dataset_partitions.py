@@ -10,7 +10,7 @@ from negotiation.catalogue import scenario_named
 from negotiation.event_log import Record
 from negotiation.events import Closed, ConversationEvent, Opened, OutcomeReported
 from negotiation.scenario import CloseReason
-from pipelines.dataset import DatasetWriter
+from pipelines.dataset import DatasetLimits, DatasetWriter
 from pipelines.event_log import SqliteEventLog
 
 
@@ -43,8 +43,8 @@ class TwoPartitions(SqliteEventLog):
 
 
 def test_conversations_at_equal_offsets_of_two_partitions_are_both_kept(tmp_path: Path) -> None:
-    writer = DatasetWriter(TwoPartitions(tmp_path / "events.db"), tmp_path / "dataset", part_rows=1)
+    writer = DatasetWriter(TwoPartitions(tmp_path / "events.db"), tmp_path / "dataset", DatasetLimits(part_rows=1))
     assert writer.consume().conversations == 2
     writer.close()
-    tables = [parquet.read_table(part) for part in (tmp_path / "dataset").glob("part-*.parquet")]
+    tables = [parquet.ParquetFile(part).read() for part in (tmp_path / "dataset").glob("parts/*/*.parquet")]
     assert sorted(name for table in tables for name in table["conversation_id"].to_pylist()) == ["c0", "c1"]
