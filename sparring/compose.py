@@ -209,8 +209,11 @@ def train_once(settings: Settings, progress: Callable[[Progress], None]) -> Roun
 def _round_runner(settings: Settings) -> RunRound:
     def run(progress: Callable[[Progress], None], *, trigger: Trigger, lease: HeldLease) -> RoundResult:
         from negotiation.catalogue import scenario_named
+        from pipelines.dataset_files import read_manifest
         from pipelines.round import run_round
+        from pipelines.round_state import DatasetReference
 
+        newest = read_manifest(settings.pipelines.datasets_dir)
         model = resolve_base_model(settings.base_model)
         return run_round(
             settings.pipelines,
@@ -222,6 +225,7 @@ def _round_runner(settings: Settings) -> RunRound:
             progress=progress,
             lease=lease,
             trigger=trigger,
+            dataset=DatasetReference(str(newest.version), newest.content_hash),
         )
 
     return run
