@@ -43,11 +43,13 @@ class Opened(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     type: Literal["opened"] = "opened"
-    context: Context
-    adapter: str
-    source: Literal["live", "simulated", "replay"] = "live"
-    labels: dict[str, str] = Field(default_factory=dict)
-    customer: str | None = None
+    context: Context = Field(description="What is negotiated, and what is known of each side.")
+    adapter: str = Field(description="Version that the conversation is pinned to, such as agent@7.")
+    source: Literal["live", "simulated", "replay"] = Field(
+        "live", description="A customer's, one with a simulated customer, or a recorded corpus."
+    )
+    labels: dict[str, str] = Field(default_factory=dict, description="The business's own words about it.")
+    customer: str | None = Field(None, description="Pseudonym of the customer; null where it is not known.")
 
 
 class Guarded(StrEnum):
@@ -74,15 +76,15 @@ class Message(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     type: Literal["message"] = "message"
-    role: Role
-    text: str
-    shown: str
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    guarded: Guarded | None = None
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    redacted: tuple[str, ...] = ()
+    role: Role = Field(description="Who said it.")
+    text: str = Field(description="What was said, the structured move in its brackets included.")
+    shown: str = Field(description="What the other side saw of it.")
+    prompt_tokens: int = Field(0, description="How many tokens the model read; 0 where no model of ours spoke.")
+    completion_tokens: int = Field(0, description="How many tokens the model wrote, tries not shown included.")
+    guarded: Guarded | None = Field(None, description="What became of words that overstepped; null for others.")
+    token_ids: tuple[int, ...] = Field((), description="Tokens as sampled; empty where unknown or redacted.")
+    logprobs: tuple[float, ...] = Field((), description="Their log-probabilities in nats, as many as token_ids.")
+    redacted: tuple[str, ...] = Field((), description="Kinds of personal data replaced by a tag, such as email.")
 
 
 class Offer(BaseModel):
@@ -90,12 +92,12 @@ class Offer(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     type: Literal["offer"] = "offer"
-    role: Role
-    move: Move
-    binding: bool
-    rejected: str | None = None
-    approval: Approval | None = None
-    approval_note: str = ""
+    role: Role = Field(description="Who made it.")
+    move: Move = Field(description="The move as it was written in the message before.")
+    binding: bool = Field(description="Whether it took effect.")
+    rejected: str | None = Field(None, description="Why it took none; null for a binding one.")
+    approval: Approval | None = Field(None, description="What a person decided about it; null if none was asked.")
+    approval_note: str = Field("", description="That person's note; the customer never sees it.")
 
 
 class Closed(BaseModel):
@@ -103,8 +105,8 @@ class Closed(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     type: Literal["closed"] = "closed"
-    reason: CloseReason
-    agreement: Move | None = None
+    reason: CloseReason = Field(description="Why the conversation ended.")
+    agreement: Move | None = Field(None, description="The move that both sides agreed to; null without agreement.")
 
 
 class OutcomeReported(BaseModel):
@@ -115,14 +117,18 @@ class OutcomeReported(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     type: Literal["outcome"] = "outcome"
-    agreed: bool
-    success: bool | None = None
-    rewards: dict[Role, float] = Field(default_factory=dict)
-    points: dict[Role, float] = Field(default_factory=dict)
-    pareto_optimal: bool | None = None
-    counterpart_view: dict[str, object] | None = None
-    note: str = ""
-    signed: bool = False
+    agreed: bool = Field(description="Whether a deal came of it.")
+    success: bool | None = Field(None, description="Success by the scenario's rule; null where not known.")
+    rewards: dict[Role, float] = Field(default_factory=dict, description="Reward of each known side, in [-1, 1].")
+    points: dict[Role, float] = Field(
+        default_factory=dict, description="In the scenario's unit: points, or minor units of money."
+    )
+    pareto_optimal: bool | None = Field(None, description="Null without agreement, or where not known.")
+    counterpart_view: dict[str, object] | None = Field(
+        None, description="The customer's private side, where the reporter told it afterwards."
+    )
+    note: str = Field("", description="The reporter's note.")
+    signed: bool = Field(False, description="Whether the business signed the report.")
 
 
 class Erased(BaseModel):
@@ -130,7 +136,7 @@ class Erased(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     type: Literal["erased"] = "erased"
-    why: Literal["erased", "purged"] = "erased"
+    why: Literal["erased", "purged"] = Field("erased", description="Asked for by the tenant, or past its retention.")
 
 
 Payload = Annotated[Opened | Message | Offer | Closed | OutcomeReported | Erased, Field(discriminator="type")]
@@ -144,16 +150,22 @@ class ConversationEvent(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True)
-    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
-    tenant: str
-    conversation_id: str
-    sequence: int = Field(ge=0)
-    adapter: str | None = None
-    consent: bool = False
-    occurred_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    payload: Payload
+    schema_version: int = Field(
+        SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION, description="Version of this contract that the writer followed."
+    )
+    tenant: str = Field(description="The business whose conversation it is.")
+    conversation_id: str = Field(description="The same for all events of a conversation; the record's key.")
+    sequence: int = Field(ge=0, description="Place within the conversation, from 0 without gaps.")
+    adapter: str | None = Field(None, description="Version that the conversation is pinned to; null if not told.")
+    consent: bool = Field(False, description="Whether training may use the conversation.")
+    occurred_at: datetime = Field(default_factory=lambda: datetime.now(UTC), description="When it happened, UTC.")
+    payload: Payload = Field(description="What happened.")
 
-    @computed_field  # type: ignore[prop-decorator]
+    @computed_field(  # type: ignore[prop-decorator]
+        description="UUID version 5 of conversation id and sequence: the same event has the same id wherever it is."
+        " Derived by readers, who pass over what stands here.",
+        json_schema_extra={"format": "uuid"},
+    )
     @property
     def event_id(self) -> str:
         return str(uuid.uuid5(_NAMESPACE, f"{self.conversation_id}:{self.sequence}"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 _BRACKETED = re.compile(r"\[([^\[\]]*)\]")
 _KIND = re.compile(r"[a-z]+")
@@ -21,8 +21,8 @@ class Move(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    kind: str
-    arguments: tuple[str, ...] = ()
+    kind: str = Field(description="What is done, such as offer or accept.")
+    arguments: tuple[str, ...] = Field((), description="In the scenario's order, such as vehicle and price.")
 
     def __str__(self) -> str:
         return "[" + " ".join((self.kind, *self.arguments)) + "]"

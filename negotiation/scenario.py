@@ -45,11 +45,11 @@ class Context(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    scenario: str
-    seed: int | None = None
-    first_speaker: Role = Role.AGENT
-    public: dict[str, Any]
-    views: dict[Role, dict[str, Any]]
+    scenario: str = Field(description="Name of the scenario, such as telesales.")
+    seed: int | None = Field(None, description="Where it was drawn from; null where it was not drawn.")
+    first_speaker: Role = Field(Role.AGENT, description="Who says the first message.")
+    public: dict[str, Any] = Field(description="What both sides know, in the scenario's own form.")
+    views: dict[Role, dict[str, Any]] = Field(description="What each side knows alone, where that is known.")
 
 
 class Turn(BaseModel):
@@ -70,6 +70,8 @@ class Turn(BaseModel):
 
 
 class CloseReason(StrEnum):
+    """Why a conversation ended."""
+
     AGREED = "agreed"
     WALKED_AWAY = "walked_away"
     TURN_LIMIT = "turn_limit"

@@ -84,8 +84,7 @@ class KafkaDeadLetters:
 
     def forget(self, letter: DeadLetter) -> None:
         """It was tried again: it is not listed any more."""
-        headers = [(RETRIED_AT, datetime.now(UTC).isoformat().encode())]
-        self._publisher.send(DEAD_LETTER_TOPIC, [Outgoing(_key(letter), None, headers)])
+        self._publisher.send(DEAD_LETTER_TOPIC, [tombstone(letter, datetime.now(UTC))])
 
     def each(self) -> Iterator[DeadLetter]:
         """Those that there were at the call, each once, by where they came from. Raises EventLogUnavailable."""
@@ -147,6 +146,11 @@ def outgoing(letter: DeadLetter) -> Outgoing:
         sent.append((CUT_FROM, size))
         room = max(0, room - len(CUT_FROM) - len(size))
     return Outgoing(_key(letter), letter.body[:room], sent)
+
+
+def tombstone(letter: DeadLetter, retried_at: datetime) -> Outgoing:
+    """What follows a dead letter that was tried again, under its key."""
+    return Outgoing(_key(letter), None, [(RETRIED_AT, retried_at.isoformat().encode())])
 
 
 def read_letter(record: Any) -> DeadLetter | None:
